@@ -1,0 +1,1 @@
+"""rag-train: train the controller of a retrieval-augmented language model."""

@@ -1,0 +1,126 @@
+"""Trains the mini model from scratch: a small Qwen2 on the mini world's text, in one short loop.
+
+Rows of documents are packed end to end; positions restart at each document, from which transformers derives
+the block-diagonal attention. Logits are computed at trained positions only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from rag_train.miniworld.text import TextSource, build_tokenizer
+from rag_train.miniworld.world import World
+from rag_train.training.masking import IGNORE, encode_segments
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """The recipe of the mini model."""
+
+    seed: int = 0
+    hidden_size: int = 128
+    layers: int = 4
+    heads: int = 4
+    intermediate_size: int = 384
+    initializer_range: float = 0.06
+    row_tokens: int = 256
+    rows: int = 8
+    steps: int = 3000
+    lr: float = 2e-3
+    muon_lr: float = 0.02
+    weight_decay: float = 0.02
+    cooldown: float = 0.4
+    warmup: float = 0.02
+    optimizer: str = "adamw"
+
+
+def packed_rows(source: TextSource, tokenizer, config: PretrainConfig) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Endless (ids, labels, positions) batches, each int64 of shape (rows, row_tokens).
+
+    Labels are already shifted: ``labels[i]`` is the token to predict at position i. A document that does not
+    fit the row's rest is cut there.
+    """
+    queue: list[tuple[list[int], list[int]]] = []
+    while True:
+        batch = torch.full((3, config.rows, config.row_tokens), 0)
+        batch[1] = IGNORE
+        for row in range(config.rows):
+            at = 0
+            while at < config.row_tokens:
+                if not queue:
+                    queue = encode_segments(tokenizer, [source.document() for _ in range(64)], append_eos=True)
+                ids, labels = queue.pop()
+                size = min(len(ids), config.row_tokens - at)
+                batch[0, row, at : at + size] = torch.tensor(ids[:size])
+                shifted = [*labels[1:], IGNORE][:size]
+                batch[1, row, at : at + size] = torch.tensor(shifted)
+                batch[2, row, at : at + size] = torch.arange(size)
+                at += size
+        yield batch[0], batch[1], batch[2]
+
+
+def build_model(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
+    torch.manual_seed(config.seed)
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=math.ceil(len(tokenizer) / 64) * 64,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.heads,
+            max_position_embeddings=2048,
+            tie_word_embeddings=True,
+            initializer_range=config.initializer_range,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            attn_implementation="sdpa",
+        )
+    )
+
+
+def pretrain(world: World, config: PretrainConfig, on_step: Callable[[int, float, object], None]):
+    tokenizer = build_tokenizer(world)
+    model = build_model(config, tokenizer)
+    source = TextSource(world, config.seed)
+    batches = packed_rows(source, tokenizer, config)
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    others = [p for n, p in model.named_parameters() if not (p.ndim == 2 and "embed" not in n)]
+    if config.optimizer == "muon":
+        optimizers = [
+            torch.optim.Muon(matrices, lr=config.muon_lr, weight_decay=config.weight_decay, adjust_lr_fn=None),
+            torch.optim.AdamW(others, lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay),
+        ]
+    else:
+        optimizers = [
+            torch.optim.AdamW(
+                [*matrices, *others], lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay
+            )
+        ]
+    base_lrs = [o.param_groups[0]["lr"] for o in optimizers]
+    for step in range(config.steps):
+        source.progress = step / config.steps
+        left = (config.steps - step) / config.steps
+        scale = min(1.0, (step + 1) / (config.warmup * config.steps), left / config.cooldown)
+        for optimizer, lr in zip(optimizers, base_lrs, strict=True):
+            optimizer.param_groups[0]["lr"] = lr * scale
+        ids, labels, positions = next(batches)
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = model.model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
+            trained = labels != IGNORE
+            logits = model.lm_head(hidden[trained])
+        loss = F.cross_entropy(logits.float(), labels[trained])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        on_step(step, loss.item(), model)
+    return model, tokenizer

@@ -1,0 +1,318 @@
+"""A seeded synthetic world whose facts are known to be inside or outside a model's training text.
+
+Films, people, cities and countries, and the relations between them. Every fact is *known* (it will occur often
+in the training text of the mini model) or *unknown* (it never will), so that the knowledge boundary, which
+the papers can only estimate, is given by construction. Entities belong to train, dev or test; films only
+involve people of their own split and people only marry within it, so no test chain shares a person or a film
+with a training chain. Cities and countries are common ground.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from rag_train.schema import GoldStep, Passage, Question
+
+SPLITS = ("train", "dev", "test")
+
+RELATIONS: dict[str, tuple[str, str, str]] = {
+    # name: (subject type, object type, question word)
+    "director": ("film", "person", "Who"),
+    "star": ("film", "person", "Who"),
+    "release year": ("film", "year", "What"),
+    "birthplace": ("person", "city", "What"),
+    "birth year": ("person", "year", "What"),
+    "spouse": ("person", "person", "Who"),
+    "country": ("city", "country", "What"),
+}
+
+# Each chain of relations and the ways to ask for it; {x} is the root entity.
+CHAINS: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("director",): ("Who directed {x}?", "{x} was directed by whom?"),
+    ("star",): ("Who starred in {x}?", "Who played the lead in {x}?"),
+    ("release year",): ("When was {x} released?", "In which year did {x} come out?"),
+    ("birthplace",): ("Where was {x} born?", "In which city was {x} born?"),
+    ("birth year",): ("When was {x} born?", "In which year was {x} born?"),
+    ("spouse",): ("Who is {x} married to?", "Who did {x} marry?"),
+    ("country",): ("In which country is {x}?", "Which country does {x} belong to?"),
+    ("director", "birthplace"): (
+        "Where was the director of {x} born?",
+        "In which city was the person who directed {x} born?",
+    ),
+    ("director", "birth year"): (
+        "When was the director of {x} born?",
+        "In which year was the person who directed {x} born?",
+    ),
+    ("director", "spouse"): (
+        "Who is the director of {x} married to?",
+        "Who did the person who directed {x} marry?",
+    ),
+    ("star", "birthplace"): (
+        "Where was the star of {x} born?",
+        "In which city was the person who starred in {x} born?",
+    ),
+    ("star", "birth year"): (
+        "When was the star of {x} born?",
+        "In which year was the person who starred in {x} born?",
+    ),
+    ("star", "spouse"): (
+        "Who is the star of {x} married to?",
+        "Who did the person who starred in {x} marry?",
+    ),
+    ("spouse", "birthplace"): (
+        "Where was the spouse of {x} born?",
+        "In which city was the person who married {x} born?",
+    ),
+    ("spouse", "birth year"): (
+        "When was the spouse of {x} born?",
+        "In which year was the person who married {x} born?",
+    ),
+    ("birthplace", "country"): ("In which country was {x} born?", "Which country was {x} born in?"),
+    ("director", "birthplace", "country"): (
+        "In which country was the director of {x} born?",
+        "Which country was the person who directed {x} born in?",
+    ),
+    ("star", "birthplace", "country"): (
+        "In which country was the star of {x} born?",
+        "Which country was the person who starred in {x} born in?",
+    ),
+    ("spouse", "birthplace", "country"): (
+        "In which country was the spouse of {x} born?",
+        "Which country was the person who married {x} born in?",
+    ),
+    ("director", "spouse", "birthplace"): (
+        "Where was the spouse of the director of {x} born?",
+        "In which city was the person who married the director of {x} born?",
+    ),
+    ("star", "spouse", "birth year"): (
+        "When was the spouse of the star of {x} born?",
+        "In which year was the person who married the star of {x} born?",
+    ),
+    ("director", "spouse", "birthplace", "country"): (
+        "In which country was the spouse of the director of {x} born?",
+        "Which country was the person who married the director of {x} born in?",
+    ),
+    ("star", "spouse", "birthplace", "country"): (
+        "In which country was the spouse of the star of {x} born?",
+        "Which country was the person who married the star of {x} born in?",
+    ),
+}
+
+# Two roots, one chain each, and how their values are compared.
+COMPARISONS: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {
+    ("earlier", ("release year",)): (
+        "Which film was released earlier, {x} or {y}?",
+        "Of the films {x} and {y}, which came out earlier?",
+    ),
+    ("earlier", ("birth year",)): (
+        "Who was born earlier, {x} or {y}?",
+        "Of {x} and {y}, who was born earlier?",
+    ),
+    ("same", ("director",)): (
+        "Were {x} and {y} directed by the same person?",
+        "Do {x} and {y} have the same director?",
+    ),
+    ("same", ("birthplace",)): (
+        "Were {x} and {y} born in the same city?",
+        "Do {x} and {y} have the same birthplace?",
+    ),
+    ("same", ("birthplace", "country")): (
+        "Were {x} and {y} born in the same country?",
+        "Are {x} and {y} from the same country?",
+    ),
+}
+
+Fact = tuple[str, str]
+"""(subject, relation); the world maps it to the object."""
+
+
+def subquery(relation: str, subject: str) -> str:
+    return f"{RELATIONS[relation][2]} is the {relation} of {subject}?"
+
+
+def statement(relation: str, subject: str, value: str) -> str:
+    return f"The {relation} of {subject} is {value}."
+
+
+@dataclass(frozen=True)
+class WorldConfig:
+    """The recipe of a world; ``known_share`` of all facts can be inside the model."""
+
+    seed: int = 0
+    films: int = 160
+    people: int = 200
+    cities: int = 40
+    countries: int = 12
+    first_year: int = 1950
+    years: int = 30
+    known_share: float = 0.5
+    split_shares: tuple[float, float, float] = (0.5, 0.2, 0.3)
+
+
+@dataclass
+class World:
+    """Entities, facts, the boundary, and what can be made of them: passages and questions."""
+
+    config: WorldConfig
+    entities: dict[str, list[str]] = field(default_factory=dict)
+    split: dict[str, str] = field(default_factory=dict)
+    facts: dict[Fact, str] = field(default_factory=dict)
+    known: set[Fact] = field(default_factory=set)
+
+    def relations_of(self, entity_type: str) -> list[str]:
+        return [name for name, (subject, _, _) in RELATIONS.items() if subject == entity_type]
+
+    def type_of(self, entity: str) -> str:
+        return self._types[entity]
+
+    def __post_init__(self) -> None:
+        if not self.entities:
+            _generate(self)
+        self._types = {name: kind for kind, names in self.entities.items() for name in names}
+
+    def passage(self, entity: str, facts: dict[Fact, str] | None = None) -> Passage:
+        """The entity's passage: one sentence a fact, subject repeated, in the order of the relations."""
+        facts = self.facts if facts is None else facts
+        kind = self.type_of(entity)
+        sentences = [f"{entity} is a {kind}."]
+        sentences += [statement(r, entity, facts[entity, r]) for r in self.relations_of(kind)]
+        return Passage(id=f"{kind}-{entity}", title=entity, text=" ".join(sentences))
+
+    def corpus(self) -> list[Passage]:
+        """A passage an entity, and for each film and person a distractor that names it beside others."""
+        passages = [self.passage(e) for kind in ("film", "person", "city") for e in self.entities[kind]]
+        rng = random.Random(self.config.seed + 1)
+        for kind in ("film", "person"):
+            for name in self.entities[kind]:
+                other, third = rng.sample([e for e in self.entities[kind] if e != name], 2)
+                passages.append(
+                    Passage(
+                        id=f"note-{name}",
+                        title=f"{name} and {other}",
+                        text=f"{name} and {other} are often confused. A critic compared {name} with {third}.",
+                    )
+                )
+        return passages
+
+    def follow(self, root: str, chain: tuple[str, ...]) -> list[GoldStep]:
+        """The hops from ``root`` along ``chain``, each with whether its fact is known."""
+        steps, subject = [], root
+        for relation in chain:
+            value = self.facts[subject, relation]
+            steps.append(
+                GoldStep(
+                    subquery=subquery(relation, subject),
+                    answer=statement(relation, subject, value),
+                    passage_ids=[f"{self.type_of(subject)}-{subject}"],
+                    known=(subject, relation) in self.known,
+                )
+            )
+            subject = value
+        return steps
+
+    def value(self, root: str, chain: tuple[str, ...]) -> str:
+        for relation in chain:
+            root = self.facts[root, relation]
+        return root
+
+    def questions(self, split: str, *, comparisons: int = 200) -> list[Question]:
+        """Questions rooted in the split's films and people, in seeded random order.
+
+        Every chain is asked of every root it fits, in one of its wordings; ``comparisons`` adds that many
+        two-root questions, yes/no ones balanced by rejection.
+        """
+        rng = random.Random(f"{self.config.seed}-{split}")
+        out: list[Question] = []
+        for chain, wordings in CHAINS.items():
+            kind = RELATIONS[chain[0]][0]
+            for root in self.entities[kind]:
+                if self.split.get(root) != split:
+                    continue
+                text = rng.choice(wordings).format(x=root)
+                out.append(self._question(text, self.value(root, chain), self.follow(root, chain), "chain"))
+        seen = {q.question for q in out}
+        wanted = comparisons
+        kinds = list(COMPARISONS)
+        for attempt in range(comparisons * 50):
+            if not wanted:
+                break
+            how, chain = kinds[attempt % len(kinds)]
+            question = self._comparison(rng, split, how, chain)
+            if question and question.question not in seen:
+                seen.add(question.question)
+                out.append(question)
+                wanted -= 1
+        rng.shuffle(out)
+        return [q.model_copy(update={"id": f"{split}-{i}"}) for i, q in enumerate(out)]
+
+    def _comparison(self, rng: random.Random, split: str, how: str, chain: tuple[str, ...]) -> Question | None:
+        roots = [e for e in self.entities[RELATIONS[chain[0]][0]] if self.split.get(e) == split]
+        x = rng.choice(roots)
+        vx = self.value(x, chain)
+        if how == "same" and rng.random() < 0.5:
+            roots = [e for e in roots if self.value(e, chain) == vx]
+        y = rng.choice(roots)
+        vy = self.value(y, chain)
+        if x == y or (how == "earlier" and vx == vy):
+            return None
+        answer = min((vx, x), (vy, y))[1] if how == "earlier" else ("yes" if vx == vy else "no")
+        text = rng.choice(COMPARISONS[how, chain]).format(x=x, y=y)
+        return self._question(text, answer, self.follow(x, chain) + self.follow(y, chain), f"comparison-{how}")
+
+    def _question(self, text: str, answer: str, steps: list[GoldStep], kind: str) -> Question:
+        return Question(id="-", question=text, answers=[answer], type=kind, hops=len(steps), decomposition=steps)
+
+
+def _names(rng: random.Random, count: int, taken: set[str]) -> list[str]:
+    """Pronounceable invented names, each one capitalised word."""
+    heads = ["b", "br", "c", "d", "dr", "f", "g", "gr", "h", "j", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z"]
+    names: list[str] = []
+    while len(names) < count:
+        syllables = (rng.choice(heads) + rng.choice("aeiou") for _ in range(rng.choice((2, 3))))
+        name = ("".join(syllables) + rng.choice(["n", "r", "s", "l", "th", "x", ""])).capitalize()
+        if name not in taken and len(name) > 4:
+            taken.add(name)
+            names.append(name)
+    return names
+
+
+def _generate(world: World) -> None:
+    config = world.config
+    rng = random.Random(config.seed)
+    taken: set[str] = set()
+    counts = {"film": config.films, "person": config.people, "city": config.cities, "country": config.countries}
+    world.entities = {kind: _names(rng, count, taken) for kind, count in counts.items()}
+    world.entities["year"] = [str(config.first_year + i) for i in range(config.years)]
+
+    members: dict[tuple[str, str], list[str]] = {}
+    for kind in ("film", "person"):
+        names, start = world.entities[kind], 0
+        for split, share in zip(SPLITS, config.split_shares, strict=True):
+            size = round(len(names) * share) // 2 * 2  # even, so that all people of a split can be paired
+            members[kind, split] = names[start:] if split == SPLITS[-1] else names[start : start + size]
+            start += size
+            world.split.update(dict.fromkeys(members[kind, split], split))
+
+    couples = []
+    for split in SPLITS:
+        people = members["person", split]
+        for a, b in zip(people[::2], people[1::2], strict=True):
+            world.facts[a, "spouse"], world.facts[b, "spouse"] = b, a
+            couples.append((a, b))
+        for film in members["film", split]:
+            world.facts[film, "director"], world.facts[film, "star"] = rng.sample(people, 2)
+    for film in world.entities["film"]:
+        world.facts[film, "release year"] = rng.choice(world.entities["year"])
+    for person in world.entities["person"]:
+        world.facts[person, "birthplace"] = rng.choice(world.entities["city"])
+        world.facts[person, "birth year"] = rng.choice(world.entities["year"])
+    for city in world.entities["city"]:
+        world.facts[city, "country"] = rng.choice(world.entities["country"])
+
+    # A couple is known or unknown as a unit: one direction would give the other away.
+    units = [[fact] for fact in world.facts if fact[1] != "spouse"]
+    units += [[(a, "spouse"), (b, "spouse")] for a, b in couples]
+    rng.shuffle(units)
+    for unit in units[: round(len(units) * config.known_share)]:
+        world.known.update(unit)

@@ -1,0 +1,143 @@
+"""The types that every part of rag-train passes on: plain records, validated, without behaviour.
+
+Data flows one way: questions -> search -> records -> segments -> batches -> checkpoint -> strategies
+-> trajectories -> tables. Each type below is one JSON object a line on disk.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+SCHEMA_VERSION = 1
+
+
+class Record(BaseModel):
+    """Base of all records: immutable, and strict about unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Passage(Record):
+    """One retrievable unit of the corpus (DPR: 100 tokens of an article)."""
+
+    id: str
+    title: str = ""
+    text: str
+    score: float | None = None
+
+
+class GoldStep(Record):
+    """One annotated hop of a question: what to ask, what the answer is, which passage says so."""
+
+    subquery: str
+    answer: str
+    passage_ids: list[str] = []
+    known: bool | None = None
+    """Whether the fact is inside the model's training text; only the mini world can say."""
+
+
+class Question(Record):
+    """A question with every accepted answer. ``answers[0]`` is the canonical one."""
+
+    id: str
+    question: str = Field(min_length=1)
+    answers: list[str] = Field(min_length=1)
+    type: str = ""
+    hops: int | None = None
+    gold_passages: list[Passage] = []
+    decomposition: list[GoldStep] = []
+    metadata: dict[str, Any] = {}
+
+    @field_validator("answers")
+    @classmethod
+    def _some_answer(cls, answers: list[str]) -> list[str]:
+        if not any(answer.strip() for answer in answers):
+            raise ValueError("every answer is blank")
+        return answers
+
+
+class Decision(StrEnum):
+    """The atomic decision at a subquery (DeepRAG, section 3.1)."""
+
+    RETRIEVE = "retrieve"
+    PARAMETRIC = "parametric"
+
+
+class Step(Record):
+    """One (subquery, response) of a trajectory; passages only where the decision was to retrieve."""
+
+    subquery: str
+    decision: Decision
+    passages: list[Passage] = []
+    answer: str = ""
+    retrieve_probability: float | None = None
+    """Probability the controller gave to retrieving, renormalised over the two decisions."""
+
+
+class LLMCall(Record):
+    """One engine call: which module of the strategy asked, and what it cost in tokens."""
+
+    module: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Trajectory(Record):
+    """Everything a strategy did for one question; every figure of the papers is counted from these."""
+
+    question_id: str
+    question: str
+    strategy: str
+    steps: list[Step] = []
+    answer: str | None = None
+    reasoning: str = ""
+    calls: list[LLMCall] = []
+    error: str | None = None
+
+    @property
+    def retrievals(self) -> int:
+        return sum(step.decision is Decision.RETRIEVE for step in self.steps)
+
+
+class Segment(Record):
+    """A stretch of transcript; ``trained`` says whether the controller is to learn to write it."""
+
+    text: str
+    trained: bool
+
+
+class SFTRecord(Record):
+    """A Stage I training example.
+
+    ``prompt`` and ``completion`` are TRL's prompt-completion shape; ``segments`` concatenate to
+    ``completion`` and carry the loss mask, which TRL's shape cannot express.
+    """
+
+    id: str
+    prompt: str
+    completion: str
+    segments: list[Segment]
+    steps: list[Step]
+    answer: str
+    retrievals: int
+    source: str
+    """``search`` or, where no path was right and the recipe allows it, ``gold_fallback``."""
+
+
+class PreferencePair(Record):
+    """A Stage II training example in TRL's preference shape, at one node of a trajectory.
+
+    ``prompt[:history_start]`` is the question's prompt, ``prompt[history_start:]`` the transcript so far:
+    with a chat model the two belong to different turns.
+    """
+
+    id: str
+    prompt: str
+    chosen: str
+    rejected: str
+    history_start: int
+    node: int
+    """Depth of the node on its path, from 0."""

@@ -1,0 +1,39 @@
+"""Segments to token ids and loss masks, tokenised as one text so that boundaries are those of inference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerFast
+
+from rag_train.schema import Segment
+
+IGNORE = -100
+
+
+def encode_segments(
+    tokenizer: PreTrainedTokenizerFast, documents: Sequence[Sequence[Segment]], *, append_eos: bool = False
+) -> list[tuple[list[int], list[int]]]:
+    """Token ids and labels (``IGNORE`` where masked) of each document, tokenised whole.
+
+    A token is trained if it starts inside a trained segment. One that starts in masked text and runs into
+    trained text is never the model's to write: at inference the prompt would end inside it.
+    """
+    texts = ["".join(segment.text for segment in segments) for segments in documents]
+    encodings = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+    out = []
+    for segments, ids, offsets in zip(documents, encodings["input_ids"], encodings["offset_mapping"], strict=True):
+        labels, ends, position = [], [], 0
+        for segment in segments:
+            position += len(segment.text)
+            ends.append(position)
+        current = 0
+        for token, (start, _) in zip(ids, offsets, strict=True):
+            while current < len(ends) - 1 and start >= ends[current]:
+                current += 1
+            labels.append(token if segments[current].trained else IGNORE)
+        if append_eos:
+            ids = [*ids, tokenizer.eos_token_id]
+            labels.append(tokenizer.eos_token_id)
+        out.append((ids, labels))
+    return out
