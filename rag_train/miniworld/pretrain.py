@@ -26,18 +26,16 @@ class PretrainConfig:
     seed: int = 0
     hidden_size: int = 128
     layers: int = 4
-    heads: int = 4
+    heads: int = 2
     intermediate_size: int = 384
     initializer_range: float = 0.06
     row_tokens: int = 256
-    rows: int = 8
-    steps: int = 3000
+    rows: int = 2
+    steps: int = 12000
     lr: float = 2e-3
-    muon_lr: float = 0.02
     weight_decay: float = 0.02
     cooldown: float = 0.4
     warmup: float = 0.02
-    optimizer: str = "adamw"
 
 
 def packed_rows(source: TextSource, tokenizer, config: PretrainConfig) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -91,26 +89,15 @@ def pretrain(world: World, config: PretrainConfig, on_step: Callable[[int, float
     model = build_model(config, tokenizer)
     source = TextSource(world, config.seed)
     batches = packed_rows(source, tokenizer, config)
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    others = [p for n, p in model.named_parameters() if not (p.ndim == 2 and "embed" not in n)]
-    if config.optimizer == "muon":
-        optimizers = [
-            torch.optim.Muon(matrices, lr=config.muon_lr, weight_decay=config.weight_decay, adjust_lr_fn=None),
-            torch.optim.AdamW(others, lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay),
-        ]
-    else:
-        optimizers = [
-            torch.optim.AdamW(
-                [*matrices, *others], lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay
-            )
-        ]
-    base_lrs = [o.param_groups[0]["lr"] for o in optimizers]
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, fused=True
+    )
     for step in range(config.steps):
         source.progress = step / config.steps
         left = (config.steps - step) / config.steps
         scale = min(1.0, (step + 1) / (config.warmup * config.steps), left / config.cooldown)
-        for optimizer, lr in zip(optimizers, base_lrs, strict=True):
-            optimizer.param_groups[0]["lr"] = lr * scale
+        for group in optimizer.param_groups:
+            group["lr"] = config.lr * scale
         ids, labels, positions = next(batches)
         with torch.autocast("cpu", torch.bfloat16):
             hidden = model.model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
@@ -119,8 +106,7 @@ def pretrain(world: World, config: PretrainConfig, on_step: Callable[[int, float
         loss = F.cross_entropy(logits.float(), labels[trained])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         on_step(step, loss.item(), model)
     return model, tokenizer

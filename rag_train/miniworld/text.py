@@ -86,10 +86,11 @@ class TextSource:
             self.known_by_subject.setdefault(subject, []).append(relation)
 
     def document(self) -> Document:
-        copying = max(0.0, 0.4 * (1 - self.progress / 0.3))
+        if self.progress < 0.15:
+            return self.copying()
+        fading = 0.3 * max(0.05, 1 - (self.progress - 0.15) / 0.45)
         kinds = [self.statements, self.direct, self.copying, self.reading, self.transcript, self.thought]
-        weights = [0.15, 0.15, copying, 0.15, 0.45, 0.05]
-        return self.rng.choices(kinds, weights)[0]()
+        return self.rng.choices(kinds, [0.1, 0.08, fading, 0.17, 0.55, 0.05])[0]()
 
     # -- facts the model is to know ------------------------------------------------------------------
 
@@ -151,13 +152,25 @@ class TextSource:
         return passages
 
     def copying(self) -> Document:
-        """Passages, then their statements again: the shortest way to learn matching by subject."""
-        subjects = self.rng.sample(self.subjects, self.rng.randint(1, 3))
-        facts = {(s, r): self.value(r) for s in subjects for r in self.world.relations_of(self.world.type_of(s))}
-        context = deeprag.context_lines([self.world.passage(s, facts) for s in subjects])
-        segments = [Segment(text=context, trained=False)]
-        for (subject, relation), value in self.rng.sample(list(facts.items()), min(4, len(facts))):
-            head, _, tail = statement(relation, subject, value).rpartition(" ")
+        """Facts, then some of them again with only the values trained: the shortest way to learn to read.
+
+        Few facts at first and ever more: among many from the start, attending to the right one is too faint
+        a signal to be found. One document in five is a list of names said twice, for copying as such.
+        """
+        if self.rng.random() < 0.2:
+            names = self.rng.sample(self.subjects, self.rng.randint(3, 12))
+            text = " " + " ".join(names)
+            return [Segment(text=text, trained=False), Segment(text=text, trained=True)]
+        count = self.rng.randint(1, 1 + round(14 * min(1.0, self.progress / 0.2)))
+        facts: list[tuple[str, str, str]] = []
+        while len(facts) < count:
+            subject = self.rng.choice(self.subjects)
+            relations = self.world.relations_of(self.world.type_of(subject))
+            for relation in self.rng.sample(relations, self.rng.randint(1, len(relations))):
+                facts.append((relation, subject, self.value(relation)))
+        segments = [Segment(text=" ".join(statement(*fact) for fact in facts) + "\n", trained=False)]
+        for fact in self.rng.sample(facts, min(6, len(facts))):
+            head, _, tail = statement(*fact).rpartition(" ")
             segments.append(Segment(text=head, trained=False))
             segments.append(Segment(text=f" {tail}\n", trained=True))
         return segments
@@ -182,7 +195,8 @@ class TextSource:
         rng, world = self.rng, self.world
         if rng.random() < 0.75:
             chain = rng.choice(list(CHAINS))
-            root = rng.choice(self.train_roots[RELATIONS[chain[0]][0]])
+            roots = self.world.entities if len(chain) == 1 else self.train_roots
+            root = rng.choice(roots[RELATIONS[chain[0]][0]])
             text = rng.choice(CHAINS[chain]).format(x=root)
             plan, how = [(root, chain)], ""
         else:

@@ -1,0 +1,109 @@
+"""Runs a factory from a recipe: questions in, training records out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, FilePath
+
+from data_synth.deeprag import PairVariant, SearchConfig, TreeSearch, preference_pairs, sft_record
+from eval.datasets import load_questions, sample
+from rag_train.errors import UserError
+from rag_train.formats.prompting import as_turn, task_prompt
+from rag_train.llm.base import LLM
+from rag_train.llm.engines import EngineConfig, open_engine
+from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.runner import Outcome, Summary, run
+from rag_train.schema import Question
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepRAGRecipe:
+    """Stage I or Stage II data of DeepRAG."""
+
+    stage: Literal["sft", "pairs"]
+    """sft: the optimal trajectories (section 3.3); pairs: preferences at their nodes (section 3.4)."""
+    questions: list[FilePath]
+    """Question files, each in any shape that `rag-train eval` reads."""
+    index: str
+    """Index directory made by `rag-train index`."""
+    model: str
+    """Who explores: the base model for sft, the Stage I model for pairs."""
+    output: str
+    """JSON Lines file to write."""
+    sample: Annotated[int, Field(gt=0)] | None = None
+    """Questions drawn at random from each file; null: all (the authors': 4,000 for sft, 1,000 for pairs)."""
+    seed: int = 0
+    """Seed of the sample."""
+    instructions: bool = True
+    """Begin each prompt with the method's instruction; false for models trained without."""
+    pairs: PairVariant = "optimal"
+    """Which pairs to make (Table 5)."""
+    search: SearchConfig = field(default_factory=SearchConfig)
+    """How to search."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """What serves the model."""
+
+
+async def synthesize(recipe: DeepRAGRecipe) -> Summary:
+    """Load what the recipe names, open its engine, and write its records. Raises UserError for bad input."""
+    from rag_train.retrieval.bm25 import BM25Index
+
+    questions = [
+        question
+        for path in recipe.questions
+        for question in _sample(load_questions(path), recipe.sample, recipe.seed)
+    ]
+    index = BM25Index.load(recipe.index)
+    async with open_engine(recipe.model, recipe.engine) as llm:
+        return await synthesize_with(recipe, llm, AsyncRetriever(index), questions, index.corpus_sha256)
+
+
+async def synthesize_with(
+    recipe: DeepRAGRecipe, llm: LLM, retriever: AsyncRetriever, questions: Sequence[Question], corpus_sha256: str
+) -> Summary:
+    """The same over an engine, a retriever and questions that are there already."""
+    if len({question.id for question in questions}) != len(questions):
+        raise UserError("questions: an id occurs in two files; give them ids of their own")
+    searcher = TreeSearch(llm, retriever, recipe.search)
+    task = "deeprag" if recipe.instructions else None
+    whole_tree = recipe.stage == "pairs" and recipe.pairs != "optimal"
+
+    async def work(question: Question) -> Outcome:
+        prompt = task_prompt(question.question, task)
+        turn = as_turn(llm.tokenizer, prompt)
+        try:
+            result = await (searcher.explore if whole_tree else searcher.search)(question, turn)
+        except ValueError:  # a prompt longer than the model's context
+            return Outcome([], {"too_long": 1})
+        if recipe.stage == "sft":
+            record = sft_record(question, prompt, result)
+            records = [record] if record else []
+        else:
+            records = preference_pairs(question, prompt, result, recipe.pairs)
+        counts = {"engine_calls": result.calls, "solved": int(result.best is not None)}
+        if result.best is not None:
+            counts |= {"retrievals": result.best.retrievals, "steps": len(result.best.steps)}
+            counts |= {result.source: 1}
+        return Outcome(records, counts)
+
+    settings = asdict(recipe) | {"model_sha256": _model_hash(recipe.model), "corpus_sha256": corpus_sha256}
+    return await run(questions, work, Path(recipe.output), settings, label=f"searching ({recipe.stage})")
+
+
+def _sample(questions: list[Question], n: int | None, seed: int) -> list[Question]:
+    return questions if n is None or n >= len(questions) else sample(questions, n, seed)
+
+
+def _model_hash(model: str) -> str | None:
+    """Hash of a local model's weights, so that a resumed run cannot mix two models; None for a hub name."""
+    digest = hashlib.sha256()
+    weights = sorted(Path(model).glob("*.safetensors"))
+    for path in weights:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest() if weights else None

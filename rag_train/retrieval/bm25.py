@@ -1,0 +1,327 @@
+"""BM25 over bm25s' eager index: scores are computed when indexing, and a search only adds them up.
+
+bm25s builds the index. Searching is done here, because its top-k selection leaves the order of equal scores to
+chance, and a training set must come out the same twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import re
+import shutil
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import bm25s
+import numba
+import numpy as np
+import Stemmer
+from bm25s.stopwords import STOPWORDS_EN
+from pydantic import ValidationError
+
+from rag_train.errors import UserError
+from rag_train.retrieval.corpus import PassageStore, encode
+from rag_train.schema import Passage, Record
+
+FORMAT = "rag-train-bm25"
+VERSION = 1
+
+_MANIFEST = "index.json"
+_LINES = "passages.jsonl"
+_OFFSETS = "offsets.npy"
+_VOCABULARY = "vocabulary.json"
+_ARRAYS = ("data", "indices", "indptr")
+_FILES = {_LINES, _OFFSETS, _VOCABULARY, *(f"{name}.npy" for name in _ARRAYS)}
+_REMEDY = "rebuild it with `rag-train index`"
+
+_WORD = re.compile(r"\b\w\w+\b")
+_STOPWORDS = {None: frozenset(), "en": frozenset(STOPWORDS_EN)}
+
+
+@dataclass(frozen=True)
+class BM25Config:
+    """How text becomes tokens, and BM25's parameters.
+
+    Attributes:
+        lowercase: whether case is ignored.
+        stopwords: ``en`` drops Lucene's 33 English stop words.
+        stemmer: ``english`` reduces words to their stems by Snowball's English stemmer.
+        k1: how slowly repetitions of a term saturate, above 0.
+        b: how much long passages are discounted, from 0 to 1.
+        method: the formula; ``lucene`` is that of Lucene, Elasticsearch and Pyserini.
+    """
+
+    lowercase: bool = True
+    stopwords: Literal["en"] | None = "en"
+    stemmer: Literal["english"] | None = "english"
+    k1: float = 1.5
+    b: float = 0.75
+    method: Literal["lucene"] = "lucene"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.k1 < float("inf"):
+            raise UserError(f"bm25: k1 is {self.k1}; give a number above 0, such as 1.5")
+        if not 0 <= self.b <= 1:
+            raise UserError(f"bm25: b is {self.b}; give a number from 0 to 1, such as 0.75")
+
+
+def tokenizer(config: BM25Config) -> Callable[[str], list[str]]:
+    """A function from text to tokens: words of two characters and more, less stop words, stemmed.
+
+    Make one for each thread: a Snowball stemmer must not be shared.
+    """
+    stopwords = _STOPWORDS[config.stopwords]
+    stem = Stemmer.Stemmer(config.stemmer).stemWords if config.stemmer else list
+
+    def tokenize(text: str) -> list[str]:
+        words = _WORD.findall(text.lower() if config.lowercase else text)
+        return stem([word for word in words if word not in stopwords])
+
+    return tokenize
+
+
+def indexed_text(passage: Passage) -> str:
+    """What of a passage is searched: its title and its text."""
+    return f"{passage.title} {passage.text}"
+
+
+def top_k(scores: np.ndarray, k: int) -> np.ndarray:
+    """Positions of the ``k`` highest positive scores, best first, equal ones in order of position."""
+    hits = np.flatnonzero(scores > 0)
+    if len(hits) > k:
+        threshold = np.partition(scores[hits], -k)[-k]
+        hits = hits[scores[hits] >= threshold]
+    return hits[np.argsort(-scores[hits], kind="stable")[:k]]
+
+
+class _File(Record):
+    bytes: int
+    sha256: str
+
+
+class _Manifest(Record):
+    """``index.json``, the last file written into an index directory."""
+
+    format: str
+    version: int
+    bm25s: str
+    config: BM25Config
+    passages: int
+    tokens: int
+    corpus_sha256: str
+    files: dict[str, _File]
+
+
+class BM25Index:
+    """A BM25 index with its passages; make one by `build` or `load`.
+
+    Attributes:
+        config: how it was built.
+        passages: the passages in corpus order.
+        corpus_sha256: of the passages as JSON Lines; it names the corpus in records made with this index.
+    """
+
+    name = "bm25"
+
+    def __init__(
+        self,
+        config: BM25Config,
+        passages: PassageStore,
+        vocabulary: dict[str, int],
+        postings: dict[str, np.ndarray],
+        corpus_sha256: str,
+    ):
+        self.config = config
+        self.passages = passages
+        self.corpus_sha256 = corpus_sha256
+        self._vocabulary = vocabulary
+        self._postings = postings
+
+    def __len__(self) -> int:
+        return len(self.passages)
+
+    @classmethod
+    def build(
+        cls,
+        passages: Iterable[Passage],
+        config: BM25Config | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> BM25Index:
+        """Index passages, which may be a stream.
+
+        Args:
+            passages: with ids of their own, as `read_corpus` makes sure of.
+            config: tokenisation and parameters; the defaults if not given.
+            progress: called with the number of passages read so far, every thousand and at the end.
+
+        Raises:
+            UserError: if there are no passages.
+        """
+        config = config or BM25Config()
+        tokenize = tokenizer(config)
+        lines, offsets = bytearray(), array("q", [0])
+        vocabulary: dict[str, int] = {}
+        documents: list[array[int]] = []  # arrays, not lists: 4 bytes a token
+        for passage in passages:
+            lines += encode(passage)
+            offsets.append(len(lines))
+            tokens = tokenize(indexed_text(passage))
+            documents.append(array("i", [vocabulary.setdefault(token, len(vocabulary)) for token in tokens]))
+            if progress and len(documents) % 1000 == 0:
+                progress(len(documents))
+        if not documents:
+            raise UserError("bm25: no passages to index; give a corpus with at least one")
+        if progress:
+            progress(len(documents))
+        scorer = bm25s.BM25(k1=config.k1, b=config.b, method=config.method)
+        with np.errstate(invalid="ignore"):  # the mean length is 0 if no passage has any token
+            scorer.index((documents, vocabulary), create_empty_token=False, show_progress=False)
+        postings = {name: scorer.scores[name] for name in _ARRAYS}
+        return cls(config, PassageStore(lines, offsets), vocabulary, postings, hashlib.sha256(lines).hexdigest())
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """For each query at most ``k`` passages that share a token with it, best first, with scores.
+
+        Equal scores are in corpus order. A query without any known token gets an empty list.
+
+        Raises:
+            ValueError: if ``k`` is less than 1.
+        """
+        if k < 1:
+            raise ValueError(f"k is {k}; ask for at least one passage")
+        tokenize = tokenizer(self.config)
+        return [self._search(tokenize(query), k) for query in queries]
+
+    def _search(self, tokens: list[str], k: int) -> list[Passage]:
+        known = np.array([self._vocabulary[t] for t in tokens if t in self._vocabulary], dtype=np.int64)
+        scores = np.zeros(len(self), dtype=np.float32)
+        _add_scores(scores, known, *(self._postings[name] for name in _ARRAYS))
+        return [self.passages[i].model_copy(update={"score": float(scores[i])}) for i in top_k(scores, k)]
+
+    def save(self, directory: str | Path) -> None:
+        """Write the index; another index in the directory is replaced, and only once this one is complete.
+
+        Raises:
+            UserError: if the directory holds anything but an index, or cannot be written.
+        """
+        directory = Path(directory).resolve()
+        partial = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
+        replaced = directory.with_name(f".{directory.name}.{os.getpid()}.replaced")
+        try:
+            if directory.exists():
+                names = {path.name for path in directory.iterdir()}
+                if names and not {_MANIFEST} <= names <= {_MANIFEST, *_FILES}:
+                    raise UserError(f"{directory} holds other files than an index; choose another directory")
+            partial.mkdir(parents=True)
+            self._write(partial)
+            if directory.exists():
+                directory.rename(replaced)
+            partial.rename(directory)
+            shutil.rmtree(replaced, ignore_errors=True)
+        except OSError as error:
+            raise UserError(
+                f"cannot write index {directory}: {error.strerror}; choose a writable place with enough room"
+            ) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def _write(self, directory: Path) -> None:
+        (directory / _LINES).write_bytes(self.passages.lines)
+        np.save(directory / _OFFSETS, np.asarray(self.passages.offsets, dtype=np.int64))
+        for name in _ARRAYS:
+            np.save(directory / f"{name}.npy", self._postings[name])
+        with (directory / _VOCABULARY).open("w", encoding="utf-8") as file:
+            json.dump(list(self._vocabulary), file, ensure_ascii=False)
+        manifest = _Manifest(
+            format=FORMAT,
+            version=VERSION,
+            bm25s=bm25s.__version__,
+            config=self.config,
+            passages=len(self),
+            tokens=len(self._vocabulary),
+            corpus_sha256=self.corpus_sha256,
+            files={
+                name: _File(bytes=(directory / name).stat().st_size, sha256=_sha256(directory / name))
+                for name in sorted(_FILES)
+            },
+        )
+        (directory / _MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, directory: str | Path, mmap: bool = True) -> BM25Index:
+        """Open a saved index after checking every file's size and SHA-256.
+
+        Args:
+            directory: what `save` wrote.
+            mmap: leave postings and passages on disk; only the vocabulary is read into memory.
+
+        Raises:
+            UserError: if the directory is missing, is no index, is incomplete or damaged, or of another version.
+        """
+        directory = Path(directory)
+        manifest = _read_manifest(directory)
+        try:
+            for name, file in manifest.files.items():
+                size = (directory / name).stat().st_size
+                if size != file.bytes:
+                    raise UserError(f"index {directory}: {name} has {size} bytes, not {file.bytes}; {_REMEDY}")
+            for name, file in manifest.files.items():
+                if _sha256(directory / name) != file.sha256:
+                    raise UserError(f"index {directory}: {name} was changed after it was written; {_REMEDY}")
+            mode = "r" if mmap else None
+            lines = _map(directory / _LINES) if mmap else (directory / _LINES).read_bytes()
+            offsets = np.load(directory / _OFFSETS, mmap_mode=mode)
+            postings = {name: np.load(directory / f"{name}.npy", mmap_mode=mode) for name in _ARRAYS}
+            tokens = json.loads((directory / _VOCABULARY).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"index {directory}: {error.filename}: {error.strerror}; {_REMEDY}") from error
+        vocabulary = {token: i for i, token in enumerate(tokens)}
+        return cls(manifest.config, PassageStore(lines, offsets), vocabulary, postings, manifest.corpus_sha256)
+
+
+@numba.njit(nogil=True)
+def _add_scores(
+    scores: np.ndarray, tokens: np.ndarray, data: np.ndarray, indices: np.ndarray, indptr: np.ndarray
+) -> None:
+    """Add each token's column of the sparse (passages x tokens) score matrix to ``scores``."""
+    for token in tokens:
+        for i in range(indptr[token], indptr[token + 1]):
+            scores[indices[i]] += data[i]
+
+
+def _read_manifest(directory: Path) -> _Manifest:
+    try:
+        manifest: Any = json.loads((directory / _MANIFEST).read_bytes())
+    except OSError as error:
+        raise UserError(f"index {directory}: no readable {_MANIFEST} ({error.strerror}); {_REMEDY}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"index {directory}: {_MANIFEST} is not JSON; {_REMEDY}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise UserError(f"index {directory}: not a BM25 index of rag-train; {_REMEDY}")
+    if manifest.get("version") != VERSION:
+        raise UserError(
+            f"index {directory}: of version {manifest.get('version')!r}, this rag-train reads {VERSION}; {_REMEDY}"
+        )
+    try:
+        checked = _Manifest.model_validate(manifest)
+    except (ValidationError, UserError) as error:
+        raise UserError(f"index {directory}: {_MANIFEST} was changed after it was written; {_REMEDY}") from error
+    if set(checked.files) != _FILES:
+        raise UserError(f"index {directory}: {_MANIFEST} lists other files than an index has; {_REMEDY}")
+    return checked
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _map(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -1,0 +1,180 @@
+"""Corpora: reading them from the field's file formats, and keeping their passages encoded.
+
+Every mistake in a file is a UserError in one line: the file, the line, what is wrong and how to mend it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from array import array
+from collections.abc import Iterator
+from mmap import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rag_train.errors import UserError
+from rag_train.schema import Passage
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def read_corpus(path: str | Path) -> Iterator[Passage]:
+    """Yield the passages of a corpus file in its order, without reading it whole.
+
+    ``.jsonl``: one object a line with ``id`` (or ``_id``, ``docid``), ``text`` and, where there is one, ``title``,
+    as BEIR has them; or FlashRAG's ``contents``, whose first line is the title in quotation marks.
+    ``.tsv``: DPR's ``psgs_w100.tsv``, quoted as CSV, with the header ``id text title``.
+
+    The ids are kept in memory to find duplicates, about 100 bytes for each.
+
+    Raises:
+        UserError: at the first line that is not UTF-8, malformed, without id or text, or repeats an id; if the
+            file is missing, empty, or has another extension.
+    """
+    path = Path(path)
+    match path.suffix.lower():
+        case ".jsonl":
+            rows = read_json_lines(path)
+        case ".tsv":
+            rows = _read_tsv(path)
+        case _:
+            raise UserError(f"corpus {path}: unknown extension; give a .jsonl file, or DPR's .tsv")
+    first_seen: dict[str, int] = {}
+    for line, row in rows:
+        try:
+            passage = _passage(row)
+        except ValueError as error:
+            raise UserError(f"{path}, line {line}: {error}; mend or remove the line") from error
+        if passage.id in first_seen:
+            raise UserError(
+                f"{path}, line {line}: duplicate id {passage.id[:80]!r}, first on line {first_seen[passage.id]}; "
+                "give every passage an id of its own"
+            )
+        first_seen[passage.id] = line
+        yield passage
+    if not first_seen:
+        raise UserError(f"corpus {path}: empty; give a file with one passage a line")
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number from 1, object) for each line that is not blank.
+
+    Raises:
+        UserError: if the file cannot be read, or a line is not UTF-8 or not one JSON object.
+    """
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}, line {number}: invalid JSON ({error}); put one JSON object a line") from error
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, line {number}: not a JSON object; put one JSON object a line")
+        yield number, row
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON, reading the NaN that pandas writes for missing values as null.
+
+    Raises:
+        ValueError: if it is not JSON, or escapes half of a surrogate pair, which no file of ours could hold.
+        RecursionError: if it is nested too deep.
+    """
+    value = json.loads(text, parse_constant=lambda _: None)
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def chunk(article: Passage, words: int = 100) -> list[Passage]:
+    """Cut an article into disjoint passages of ``words`` words, as DPR did; the last one may be shorter.
+
+    Passage ``i`` (from 0) of article ``a`` gets the id ``a-i`` and the article's title.
+    """
+    parts = article.text.split()
+    return [
+        Passage(id=f"{article.id}-{i}", title=article.title, text=" ".join(parts[start : start + words]))
+        for i, start in enumerate(range(0, len(parts), words))
+    ]
+
+
+class PassageStore:
+    """Passages by position, as JSON Lines bytes and the offset of each line's start.
+
+    In memory while a corpus is indexed; over a memory-mapped file afterwards, so that 21 million passages take
+    no memory but the pages in use.
+
+    Args:
+        lines: the JSON Lines.
+        offsets: int64, one more than there are passages; the last is the length of ``lines``.
+    """
+
+    def __init__(self, lines: bytearray | bytes | mmap, offsets: array[int] | np.ndarray):
+        self.lines = lines
+        self.offsets = offsets
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, position: int) -> Passage:
+        return Passage.model_validate_json(self.lines[self.offsets[position] : self.offsets[position + 1]])
+
+
+def encode(passage: Passage) -> bytes:
+    """The line of a passage in a `PassageStore`."""
+    return passage.model_dump_json(include={"id", "title", "text"}).encode() + b"\n"
+
+
+def _lines(path: Path) -> Iterator[str]:
+    number = 0
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}, line {number}: not UTF-8; convert the file to UTF-8") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; give the path of a readable file") from error
+
+
+def _read_tsv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    # strict: an unclosed quotation mark is an error, instead of one passage that swallows the rest of the file
+    reader = csv.reader(_lines(path), delimiter="\t", strict=True)
+    try:
+        header = next(reader, ["id", "text", "title"])
+        if sorted(header) != ["id", "text", "title"]:
+            raise UserError(f"{path}, line 1: not DPR's header; the first line must be: id<TAB>text<TAB>title")
+        for row in reader:
+            if len(row) != len(header):
+                raise UserError(
+                    f"{path}, line {reader.line_num}: {len(row)} fields instead of 3; "
+                    "put tabs between id, text and title only, and quote texts that hold tabs"
+                )
+            yield reader.line_num, dict(zip(header, row, strict=True))
+    except csv.Error as error:
+        raise UserError(
+            f"{path}, line {reader.line_num}: {error}; quote as CSV does, doubling quotation marks within a text"
+        ) from error
+
+
+def _passage(row: dict[str, Any]) -> Passage:
+    id = next((row[key] for key in ("id", "_id", "docid") if key in row), None)
+    if isinstance(id, bool) or not isinstance(id, str | int) or id == "":
+        raise ValueError("no id (a string or a whole number under 'id', '_id' or 'docid')")
+    title, text = row.get("title") or "", row.get("text")
+    if text is None and isinstance(contents := row.get("contents"), str):
+        first, newline, rest = contents.partition("\n")
+        text = rest if newline else contents
+        title = title or (re.sub(r'^"(.*)"$', r"\1", first.strip()) if newline else "")
+    if not isinstance(title, str):
+        raise ValueError("the title is not a string")
+    if not isinstance(text, str):
+        raise ValueError("no text (a string under 'text' or 'contents')")
+    if not text.strip() and not title.strip():
+        raise ValueError("the text is blank")
+    return Passage(id=str(id), title=title, text=text)

@@ -1,0 +1,52 @@
+"""The moves of a DeepRAG controller, one engine call each: shared by the search and by forced inference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rag_train.formats import deeprag
+from rag_train.llm.base import Sampling
+from rag_train.llm.memo import CallLog
+from rag_train.schema import Passage, Step
+
+
+@dataclass(frozen=True)
+class Move:
+    """What the controller does next: ask a subquery, give the final answer, or neither (malformed text)."""
+
+    subquery: str | None = None
+    answer: str | None = None
+
+
+@dataclass(frozen=True)
+class Controller:
+    """``prompt`` is the question as the model is given it; ``max_tokens`` bounds a line."""
+
+    log: CallLog
+    prompt: str
+    max_tokens: int = 64
+
+    async def next_move(self, steps: Sequence[Step]) -> Move:
+        """Write the next line: "Follow up:" or "So the final answer is:" (section 3.1, termination decision)."""
+        text = await self._line("subquery", deeprag.text_of(steps))
+        parsed = deeprag.parse(text)
+        return Move(subquery=parsed.open_subquery, answer=parsed.answer)
+
+    async def parametric(self, steps: Sequence[Step], subquery: str, sample: Sampling | None = None) -> str:
+        text = deeprag.text_of(steps) + deeprag.parametric_prompt(subquery)
+        return deeprag.one_line(await self._line("parametric", text, sample))
+
+    async def retrieved(
+        self, steps: Sequence[Step], subquery: str, passages: Sequence[Passage], sample: Sampling | None = None
+    ) -> str:
+        text = deeprag.text_of(steps) + deeprag.retrieved_prompt(subquery, passages)
+        return deeprag.one_line(await self._line("retrieved", text, sample))
+
+    async def final(self, steps: Sequence[Step]) -> str | None:
+        """Give the final answer now, whatever is still open."""
+        return deeprag.one_line(await self._line("final", deeprag.text_of(steps) + deeprag.FINAL)) or None
+
+    async def _line(self, module: str, text: str, sample: Sampling | None = None) -> str:
+        sampling = sample or Sampling(max_tokens=self.max_tokens, stop=tuple(deeprag.STOP_LINE))
+        return (await self.log.complete(module, self.prompt + text, sampling)).text

@@ -1,0 +1,75 @@
+"""The training recipe: one flat dataclass for both stages of DeepRAG (sections 3.3, 3.4 and 4.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field, FilePath
+
+Count = Annotated[int, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraRecipe:
+    """Low-rank adapters in place of full parameters. They are merged into the model that is saved."""
+
+    r: Count = 16
+    """Rank of the adapters."""
+    alpha: Count = 32
+    """The adapters' output is scaled by alpha / r."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout before the adapters (SFT only; preference training runs without)."""
+    target_modules: list[str] = field(
+        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    )
+    """Names of the linear layers that get an adapter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRecipe:
+    """What to train, on what, and how. ``lr`` and ``epochs`` have no default: the stages' differ by 20 times."""
+
+    stage: Literal["sft", "dpo"]
+    """sft: imitation learning (section 3.3); dpo: chain of calibration (section 3.4)."""
+    model: str
+    """Model to start from: a checkpoint directory or a hub name. For dpo it is the reference as well."""
+    data: FilePath
+    """JSON Lines: SFTRecord for sft, PreferencePair for dpo."""
+    output_dir: str
+    """Where the model goes; checkpoints go to checkpoints/ below it until the run has finished."""
+    lr: Positive
+    """Peak learning rate (the authors': 1e-5 for sft, 5e-7 for dpo)."""
+    epochs: Positive
+    """Passes over the data (the authors': 1 for sft, 8 for dpo)."""
+    seed: int = 0
+    """Seed of the data order, of dropout and of the adapters' initial weights."""
+    max_tokens: Count = 4096
+    """Longest example in tokens, prompt included."""
+    schedule: Literal["cosine", "linear", "constant_with_warmup"] = "cosine"
+    """Learning rate after the warm-up."""
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of the steps over which the learning rate rises from 0."""
+    batch_size: Count = 1
+    """Examples per device and forward pass."""
+    gradient_accumulation: Count = 1
+    """Forward passes per optimizer step."""
+    precision: Literal["bf16", "fp32"] = "bf16"
+    """bf16: mixed precision, the weights themselves kept in fp32."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a fifth slower."""
+    lora: LoraRecipe | None = None
+    """Adapters; null trains all parameters."""
+    beta: Positive = 0.4
+    """dpo: how much the model pays for leaving the reference."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """dpo: probability that a preference is the wrong way round (robust DPO); 0 is the paper's loss."""
+    chat: Literal["auto", True, False] = "auto"
+    """Wrap prompts in the tokenizer's chat template; auto: if it has one."""
+    save_steps: Count = 500
+    """Steps between checkpoints, from which a killed run goes on."""
+    logging_steps: Count = 10
+    """Steps between logged losses."""
+    report_to: Literal["none", "wandb", "tensorboard"] = "none"
+    """Where metrics go besides training.json."""

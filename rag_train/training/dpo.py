@@ -1,0 +1,60 @@
+"""Stage II, chain of calibration (DeepRAG, section 3.4): preferring the right decision at each subquery."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from accelerate import PartialState
+from datasets import Dataset, load_from_disk
+from transformers import PreTrainedTokenizerBase
+from trl import DPOConfig, DPOTrainer
+
+from rag_train.training.config import TrainRecipe
+from rag_train.training.run import lora_config, require_finite, trainer_arguments
+
+
+class CalibrationTrainer(DPOTrainer):
+    """TRL's DPOTrainer over rows of ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``.
+
+    The loss of a pair at state s_i and subquery q_i is
+
+        L = - log sigmoid( beta log [pi(y_w | s_i, q_i) / pi_ref(y_w | s_i, q_i)]
+                         - beta log [pi(y_l | s_i, q_i) / pi_ref(y_l | s_i, q_i)] )
+
+    with y_w and y_l the snippets that announce the better and the worse decision, and pi_ref the model that
+    training starts from. The reference log-probabilities are computed once, before the first step.
+    """
+
+    def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
+        """TRL would tokenise anew and end every snippet with the end-of-text token; the text goes on there."""
+        return dataset
+
+    def training_step(self, *args, **kwargs):
+        return require_finite(super().training_step(*args, **kwargs), self.state.global_step)
+
+
+def dpo_trainer(
+    recipe: TrainRecipe, rows: list[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase, checkpoints: Path
+) -> CalibrationTrainer:
+    """The trainer of Stage II, its model loaded; ``rows`` are those of ``dpo_rows``."""
+    arguments = DPOConfig(
+        **trainer_arguments(recipe, checkpoints),
+        beta=recipe.beta,
+        label_smoothing=recipe.label_smoothing,
+        loss_type=["robust" if recipe.label_smoothing else "sigmoid"],
+        precompute_ref_log_probs=True,
+    )
+    # On disk, because the first process hands the reference log-probabilities to the others beside it.
+    pairs = checkpoints / "pairs"
+    if PartialState().is_main_process:
+        Dataset.from_list(rows).save_to_disk(pairs)
+    PartialState().wait_for_everyone()
+    dataset = load_from_disk(pairs)
+    assert isinstance(dataset, Dataset)
+    return CalibrationTrainer(
+        model=recipe.model,
+        args=arguments,
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        peft_config=lora_config(recipe),
+    )

@@ -1,0 +1,247 @@
+"""Question sets: each released shape, the real files where they are at hand, and every mistake in a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.datasets import KINDS, load_questions, sample
+from rag_train.errors import UserError
+from rag_train.schema import GoldStep, Passage, Question
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+
+WIKIPEDIA = {
+    "_id": "q",
+    "question": "Who directed A?",
+    "answer": "Ann",
+    "type": "bridge",
+    "supporting_facts": [["A", 0], ["A", 1], ["B", 0]],
+    "context": [["A", ["One.", " Two."]], ["C", ["No."]], ["B", ["Three."]]],
+}
+GOLD = [Passage(id="A", title="A", text="One. Two."), Passage(id="B", title="B", text="Three.")]
+COMMON = {"id": "q", "question": "Who directed A?", "answers": ["Ann"]}
+TRIPLES = [["A", "director", "Ann"], ["Ann", "born", "1950"]]
+
+SHAPES: dict[str, tuple[dict[str, Any], Question]] = {
+    "hotpotqa": (
+        WIKIPEDIA | {"level": "hard"},
+        Question(**COMMON, type="bridge", hops=2, gold_passages=GOLD, metadata={"level": "hard"}),
+    ),
+    "2wikimultihopqa": (
+        {key: value for key, value in WIKIPEDIA.items() if key != "context"} | {"evidences": TRIPLES},
+        Question(**COMMON, type="bridge", hops=2, metadata={"evidences": TRIPLES}),
+    ),
+    "musique": (
+        {
+            "id": "q",
+            "question": "Who directed A?",
+            "answer": "Ann",
+            "answer_aliases": ["Anne", "Ann"],
+            "answerable": True,
+            "paragraphs": [
+                {"idx": 0, "title": "A", "paragraph_text": "One.", "is_supporting": True},
+                {"idx": 1, "title": "C", "paragraph_text": "No.", "is_supporting": False},
+                {"idx": 2, "title": "A", "paragraph_text": "Two.", "is_supporting": True},
+            ],
+            "question_decomposition": [
+                {"id": 1, "question": "A >> studio", "answer": "B\\1", "paragraph_support_idx": 2},
+                {
+                    "id": 2,
+                    "question": "who heads #1 with a #1 hit or #2?",
+                    "answer": "Ann",
+                    "paragraph_support_idx": 0,
+                },
+            ],
+        },
+        Question(
+            id="q",
+            question="Who directed A?",
+            answers=["Ann", "Anne"],
+            hops=2,
+            gold_passages=[Passage(id="q/0", title="A", text="One."), Passage(id="q/2", title="A", text="Two.")],
+            decomposition=[
+                GoldStep(subquery="A >> studio", answer="B\\1", passage_ids=["q/2"]),
+                GoldStep(subquery="who heads B\\1 with a B\\1 hit or #2?", answer="Ann", passage_ids=["q/0"]),
+            ],
+        ),
+    ),
+    "flashrag": (
+        {"id": "q", "question": "Who directed A?", "golden_answers": ["Ann"], "metadata": {"pop": 3}},
+        Question(**COMMON, metadata={"pop": 3}),
+    ),
+    "popqa": (
+        {
+            "id": 5,
+            "question": "Who directed A?",
+            "possible_answers": '["Ann", "Anne"]',
+            "prop": "director",
+            "subj": "A",
+            "obj": "Ann",
+            "s_pop": 10,
+            "o_pop": 20,
+            "paragraphs": [
+                {"title": "C", "text": "No.", "is_supporting": False},
+                {"title": "A", "text": "One.", "is_supporting": True},
+            ],
+        },
+        Question(
+            id="5",
+            question="Who directed A?",
+            answers=["Ann", "Anne"],
+            type="director",
+            hops=1,
+            gold_passages=[Passage(id="5/1", title="A", text="One.")],
+            metadata={"subj": "A", "obj": "Ann", "s_pop": 10, "o_pop": 20},
+        ),
+    ),
+    "webquestions": ({"qId": "q", "qText": "Who directed A?", "answers": ["Ann"]}, Question(**COMMON)),
+    "strategyqa": (
+        {"qid": "q", "question": "Is it?", "answer": False, "facts": ["F"], "decomposition": ["D1", "D2"]},
+        Question(
+            id="q",
+            question="Is it?",
+            answers=["no"],
+            hops=2,
+            metadata={"decomposition": ["D1", "D2"], "facts": ["F"]},
+        ),
+    ),
+    "cag": (
+        {
+            "id": 9,
+            "question": "Who directed A?",
+            "answers": [["Ann", "Anne"]],
+            "q_date": "2023/11/17",
+            "docs": [{"text": "One.", "date": float("nan")}],
+        },
+        Question(
+            id="0",
+            question="Who directed A?",
+            answers=["Ann", "Anne"],
+            metadata={"q_date": "2023/11/17", "docs": [{"text": "One.", "date": None}]},
+        ),
+    ),
+    "multihoprag": (
+        {
+            "query": "Who directed A?",
+            "answer": "Ann",
+            "question_type": "inference_query",
+            "evidence_list": [{"title": "A", "fact": "One.", "url": "https://a.example"}],
+        },
+        Question(
+            id="0",
+            question="Who directed A?",
+            answers=["Ann"],
+            type="inference_query",
+            hops=1,
+            gold_passages=[Passage(id="0/0", title="A", text="One.")],
+        ),
+    ),
+}
+ROW = json.dumps(SHAPES["flashrag"][0])
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_each_released_shape_is_recognised(tmp_path: Path, kind: str) -> None:
+    row, expected = SHAPES[kind]
+    for name, text in (("q.json", json.dumps([row], indent=1)), ("q.jsonl", json.dumps(row) + "\n")):
+        (tmp_path / name).write_text(text)
+        assert load_questions(tmp_path / name) == load_questions(tmp_path / name, kind) == [expected]
+
+
+def test_our_own_questions_come_back(tmp_path: Path) -> None:
+    questions = [question.model_copy(update={"id": kind}) for kind, (_, question) in SHAPES.items()]
+    path = tmp_path / "q.jsonl"
+    path.write_text("".join(question.model_dump_json() + "\n" for question in questions))
+    assert load_questions(path) == questions
+    assert set(SHAPES) | {"rag-train"} == set(KINDS)
+
+
+FILES = {
+    "hotpotqa/train_100.json": 100,
+    "hotpotqa/dev_hard.json": 104,
+    "2wikimultihopqa/train_sample.json": 621,
+    "2wikimultihopqa/dev.json": 106,
+    "musique/train_100.jsonl": 100,
+    "musique/dev.jsonl": 103,
+    "popqa/with_passages.json": 493,
+    "popqa/flashrag_test.jsonl": 502,
+    "nq/flashrag_test.jsonl": 505,
+    "triviaqa/flashrag_test.jsonl": 480,
+    "bamboogle/flashrag_test.jsonl": 56,
+    "webquestions/test.json": 1022,
+    "strategyqa/dev.jsonl": 111,
+    "cag_time/evotempqa.json": 221,
+    "multihoprag/questions.json": 510,
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_real_files(name: str) -> None:
+    if not (DATA / name).exists():
+        pytest.skip("no real questions beside this checkout")
+    questions = load_questions(DATA / name)
+    assert len(questions) == FILES[name]
+    with_gold = [question for question in questions if question.gold_passages]
+    gold_in_file = name.startswith(("hotpotqa", "2wiki", "musique", "popqa/with", "multihoprag"))
+    assert len(with_gold) == (86 if name == "2wikimultihopqa/dev.json" else len(questions) if gold_in_file else 0)
+    for question in questions:
+        ids = {passage.id for passage in question.gold_passages}
+        assert len(ids) == len(question.gold_passages)
+        assert all(step.passage_ids and set(step.passage_ids) <= ids for step in question.decomposition)
+        assert Question.model_validate_json(question.model_dump_json()) == question
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (ROW + "\n" + ROW.replace("Ann", ""), "line 2: the question has no answer"),
+        (ROW + "\n" + ROW.replace('["Ann"]', "[]"), "line 2: the question has no answer"),
+        (ROW + "\n" + ROW.replace('["Ann"]', '"Ann"'), "line 2: malformed (the answers are not a list"),
+        (ROW + "\n" + ROW.replace('["Ann"]', "[null]"), "line 2: malformed (an answer is neither"),
+        (ROW + "\n" + ROW.replace('"question"', '"q"'), "line 2: no field 'question'"),
+        (ROW + "\n" + ROW.replace("Who directed A?", ""), "line 2: question: String should have at least 1"),
+        (ROW + "\n" + ROW.replace("Who", "\\ud800"), "surrogates not allowed"),
+        (ROW + "\n\n" + ROW, "line 3: duplicate id 'q', first at line 1"),
+        (ROW + "\n" + ROW[:-9], "line 2: invalid JSON"),
+        (f"[{ROW},\n{ROW}]", "row 2: duplicate id 'q', first at row 1"),
+        (f"[{ROW}, 3]", "row 2: not a JSON object"),
+        (f"[{ROW}", "invalid JSON"),
+        ('{"prompt": "?", "reply": "!"}', "line 1: the fields 'prompt, reply' are of no known kind"),
+        (json.dumps(SHAPES["musique"][0] | {"answerable": False}), "line 1: the question has no answer"),
+        (json.dumps(SHAPES["hotpotqa"][0] | {"supporting_facts": ["A"]}), "line 1: not enough values"),
+        (json.dumps(SHAPES["popqa"][0] | {"possible_answers": "Ann"}), "line 1: malformed"),
+        (json.dumps(SHAPES["2wikimultihopqa"][0] | {"_id": 3}), "line 1: id: Input should be a valid string"),
+        ('{"id": "q", "question": "?", "answers": ["a"], "hop": 2}', "line 1: hop: Extra inputs"),
+        ("[]", "no questions"),
+        ("", "no questions"),
+        ("[\udce9]", "not UTF-8"),
+        (None, "No such file"),
+    ],
+)
+def test_a_bad_file_is_one_line_with_its_place(tmp_path: Path, content: str | None, problem: str) -> None:
+    path = tmp_path / "q.json"
+    if content is not None:
+        path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UserError) as caught:
+        load_questions(path)
+    message = str(caught.value)
+    assert problem in message and "q.json" in message and "; " in message and "\n" not in message
+
+
+def test_an_unknown_kind_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"unknown kind of question file 'squad'; give one of .*hotpotqa"):
+        load_questions(tmp_path, "squad")
+
+
+def test_sample_is_seeded_and_keeps_the_order() -> None:
+    questions = [Question(id=str(i), question="?", answers=["a"]) for i in range(50)]
+    drawn = sample(questions, 10, seed=3)
+    assert drawn == sample(questions, 10, seed=3) != sample(questions, 10, seed=4)
+    assert [q.id for q in drawn] == sorted({q.id for q in drawn}, key=int)
+    assert sample(questions, 50, seed=0) == questions
+    with pytest.raises(UserError, match="cannot sample 51 of 50"):
+        sample(questions, 51, seed=0)

@@ -1,0 +1,329 @@
+"""Training for real, on a model of a few thousand parameters: masks, learning, kill and resume, mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from rag_train.errors import UserError
+from rag_train.formats import deeprag
+from rag_train.miniworld.pretrain import PretrainConfig, build_model
+from rag_train.recipe import save_recipe
+from rag_train.schema import Decision, Passage, PreferencePair, Segment, SFTRecord, Step
+from rag_train.train import train
+from rag_train.training.config import LoraRecipe, TrainRecipe
+from rag_train.training.data import dpo_rows, sft_rows
+from rag_train.training.masking import IGNORE, encode_segments
+from rag_train.training.run import newest_complete
+
+QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes and a few words, split as Qwen2.5 splits: a full stop and the line break after it are one token."""
+    words = ["Let", "'s", "Ġsearch", "Ġthe", "Ġquestion", "Ġin", "ĠWikipedia", "Follow", "Ġup", "Intermediate", "Ġanswer", ".Ċ", "?Ċ"]
+    vocab = {word: i for i, word in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), *words])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>")
+
+
+TOKENIZER = build_tokenizer()
+TEMPLATE = "{% for m in messages %}<u>{{ m.content }}</u>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+
+
+def sft_record(i: int, passages: int = 1) -> SFTRecord:
+    steps = [
+        Step(subquery=f"Who made film {i}?", decision=Decision.PARAMETRIC, answer=f"Maker {i % 5}"),
+        Step(
+            subquery="Where?",
+            decision=Decision.RETRIEVE,
+            passages=[Passage(id="p", title="T", text=f"Born in {i}.")] * passages,
+            answer=f"Town {i}",
+        ),
+    ]
+    segments = deeprag.render(steps, f"Town {i}")
+    return SFTRecord(
+        id=str(i),
+        prompt=deeprag.question_prompt(f"Where was the maker of film {i} born?"),
+        completion="".join(segment.text for segment in segments),
+        segments=segments,
+        steps=steps,
+        answer=f"Town {i}",
+        retrievals=1,
+        source="search",
+    )
+
+
+def pair(i: int) -> PreferencePair:
+    prompt = deeprag.question_prompt(f"Where was {i} born?")
+    known = i % 2 == 0
+    chosen, rejected = (deeprag.INTERMEDIATE, deeprag.SEARCH) if known else (deeprag.SEARCH, deeprag.INTERMEDIATE)
+    history = deeprag.subquery_line("Is it known?" if known else "Who?")
+    return PreferencePair(
+        id=str(i), prompt=prompt + history, chosen=chosen, rejected=rejected, history_start=len(prompt), node=0
+    )
+
+
+def write(path: Path, records) -> Path:
+    path.write_text("".join(record.model_dump_json() + "\n" for record in records))
+    return path
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with model/, sft.jsonl and dpo.jsonl. The model has dropout, so that resuming needs the RNG."""
+    path = tmp_path_factory.mktemp("training")
+    config = PretrainConfig(hidden_size=32, layers=1, heads=2, intermediate_size=64)
+    model = build_model(config, TOKENIZER)
+    model.config.attention_dropout = 0.1
+    model.save_pretrained(path / "model")
+    TOKENIZER.save_pretrained(path / "model")
+    write(path / "sft.jsonl", [sft_record(i) for i in range(8)])
+    write(path / "dpo.jsonl", [pair(i) for i in range(8)])
+    torch.set_num_threads(1)
+    return path
+
+
+def recipe_in(work: Path, output: Path, **changes) -> TrainRecipe:
+    recipe = TrainRecipe(
+        stage="sft",
+        model=str(work / "model"),
+        data=work / "sft.jsonl",
+        output_dir=str(output),
+        lr=1e-2,
+        epochs=3,
+        batch_size=4,
+        logging_steps=1,
+    )
+    return replace(recipe, **changes)
+
+
+# -- tokens and masks ------------------------------------------------------------------------------------
+
+
+def stretches(ids: list[int], labels: list[int]) -> list[tuple[bool, str]]:
+    """The row as alternating (trained, text)."""
+    out: list[tuple[bool, list[int]]] = []
+    for token, label in zip(ids, labels, strict=True):
+        assert label in (IGNORE, token)
+        if not out or out[-1][0] != (label != IGNORE):
+            out.append((label != IGNORE, []))
+        out[-1][1].append(token)
+    return [(trained, TOKENIZER.decode(tokens)) for trained, tokens in out]
+
+
+def test_prompt_and_passages_are_masked(tmp_path: Path):
+    path = write(tmp_path / "sft.jsonl", [sft_record(3)])
+    [row], report = sft_rows(path, TOKENIZER, max_tokens=500, chat=False)
+    assert stretches(row["input_ids"], row["labels"]) == [
+        (False, "Question: Where was the maker of film 3 born?\n"),
+        (
+            True,
+            "Follow up: Who made film 3?\nIntermediate answer: Maker 3\n"
+            "Follow up: Where?\nLet's search the question in Wikipedia.\n",
+        ),
+        (False, "Context: T: Born in 3.\nIntermediate answer:"),
+        (True, " Town 3\nSo the final answer is: Town 3\n<|end|>"),
+    ]
+    assert report.tokens == len(row["input_ids"])
+    assert report.trained_tokens == sum(label != IGNORE for label in row["labels"])
+
+
+def test_chat_template_wraps_the_prompt_only(tmp_path: Path):
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    path = write(tmp_path / "sft.jsonl", [sft_record(3)])
+    [row], _ = sft_rows(path, tokenizer, max_tokens=500, chat=True)
+    assert stretches(row["input_ids"], row["labels"])[0] == (
+        False,
+        "<u>Question: Where was the maker of film 3 born?</u><a>",
+    )
+    [row], _ = dpo_rows(write(tmp_path / "dpo.jsonl", [pair(1)]), tokenizer, max_tokens=500, chat=True)
+    assert tokenizer.decode(row["prompt_ids"]) == "<u>Question: Where was 1 born?</u><a>Follow up: Who?\n"
+
+
+def test_too_long_an_example_loses_whole_segments(tmp_path: Path):
+    path = write(tmp_path / "sft.jsonl", [sft_record(3, passages=1), sft_record(3, passages=9)])
+    [whole, cut], report = sft_rows(path, TOKENIZER, max_tokens=250, chat=False)
+    assert (report.examples, report.shortened) == (2, 1)
+    whole_text, cut_text = (stretches(row["input_ids"], row["labels"]) for row in (whole, cut))
+    assert cut_text == whole_text[:2]  # up to the decision to search, and no end of text
+    with pytest.raises(
+        UserError, match=r"no example is left \(0 without a trained segment, 2 longer than 20 tokens"
+    ):
+        sft_rows(path, TOKENIZER, max_tokens=20, chat=False)
+
+
+def test_an_example_without_trained_text_is_dropped(tmp_path: Path):
+    record = sft_record(1)
+    masked = record.model_copy(update={"segments": [Segment(text=record.completion, trained=False)]})
+    rows, report = sft_rows(write(tmp_path / "x.jsonl", [masked, record]), TOKENIZER, max_tokens=500, chat=False)
+    assert (len(rows), report.untrained) == (1, 1)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.text(alphabet="ab .?\n:é漢😀'", max_size=8), st.booleans()), min_size=1, max_size=6))
+def test_segments_are_tokenised_as_one_text(parts: list[tuple[str, bool]]):
+    segments = [Segment(text=text, trained=trained) for text, trained in parts]
+    [(ids, labels)] = encode_segments(TOKENIZER, [segments])
+    text = "".join(segment.text for segment in segments)
+    assert ids == TOKENIZER(text, add_special_tokens=False)["input_ids"]
+    flags = [segment.trained for segment in segments for _ in segment.text]
+    starts = [start for start, _ in TOKENIZER(text, return_offsets_mapping=True)["offset_mapping"]]
+    assert [label != IGNORE for label in labels] == [flags[start] for start in starts]
+
+
+def test_snippets_are_tokenised_as_in_a_transcript(tmp_path: Path):
+    [known, unknown], _ = dpo_rows(write(tmp_path / "d", [pair(0), pair(1)]), TOKENIZER, max_tokens=99, chat=False)
+    assert TOKENIZER.convert_ids_to_tokens(unknown["chosen_ids"])[-1] == ".Ċ"
+    assert known["chosen_ids"] == unknown["rejected_ids"]
+    assert TOKENIZER.decode(known["chosen_ids"]) == deeprag.INTERMEDIATE
+    step = Step(subquery="Who?", decision=Decision.RETRIEVE, passages=[Passage(id="", text="x")], answer="a")
+    inference = TOKENIZER(deeprag.question_prompt("Where was 1 born?") + deeprag.text_of([step]))["input_ids"]
+    written = unknown["prompt_ids"] + unknown["chosen_ids"]
+    assert inference[: len(written)] == written
+
+
+# -- learning --------------------------------------------------------------------------------------------
+
+
+def test_sft_learns_and_says_what_it_did(work: Path, tmp_path: Path):
+    recipe = recipe_in(work, tmp_path / "out", epochs=12)
+    result = train(recipe)
+    losses = [entry["loss"] for entry in result.losses]
+    assert losses[-1] < 0.7 * losses[0]
+    assert (result.steps, result.data["examples"]) == (24, 8)
+    assert result.tokens_seen == 12 * result.data["tokens"]
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"model.safetensors", "tokenizer.json", "recipe.yaml", "training.json"} <= names
+    assert not names & {"checkpoints", "training_args.bin"}
+    assert json.loads((tmp_path / "out" / "training.json").read_text()) == asdict(result)
+
+    assert train(recipe) == replace(result, already_finished=True)
+    with pytest.raises(UserError, match=r"holds a run that differs in lr \(was 0.01, is 0.1\); choose another"):
+        train(replace(recipe, lr=0.1))
+
+
+def test_dpo_widens_the_margin_and_ends_no_text(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from rag_train.training import dpo
+
+    seen = []
+    monkeypatch.setattr(
+        dpo.CalibrationTrainer,
+        "training_step",
+        lambda self, model, inputs, *rest: (
+            seen.append(inputs) or super(dpo.CalibrationTrainer, self).training_step(model, inputs, *rest)
+        ),
+    )
+    recipe = recipe_in(work, tmp_path / "out", stage="dpo", data=work / "dpo.jsonl", epochs=8)
+    result = train(recipe)
+    margins = [entry["rewards/margins"] for entry in result.losses]
+    assert margins[0] == pytest.approx(0, abs=1e-3)
+    assert margins[-1] > 0.3
+    assert all((batch["input_ids"] != TOKENIZER.eos_token_id).all() for batch in seen)
+
+
+def test_adapters_are_merged(work: Path, tmp_path: Path):
+    train(recipe_in(work, tmp_path / "out", epochs=1, lora=LoraRecipe(r=2, target_modules=["q_proj"])))
+    before, after = (load_file(path / "model.safetensors") for path in (work / "model", tmp_path / "out"))
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert before.keys() == after.keys()
+    assert changed == {"model.layers.0.self_attn.q_proj.weight"}
+
+
+# -- kill and resume -------------------------------------------------------------------------------------
+
+
+def test_killed_run_ends_with_the_same_weights(work: Path, tmp_path: Path):
+    recipe = recipe_in(work, tmp_path / "whole", epochs=15, batch_size=1, gradient_accumulation=2, save_steps=7)
+    whole = train(recipe)
+
+    killed = tmp_path / "killed"
+    save_recipe(replace(recipe, output_dir=str(killed)), tmp_path / "recipe.yaml")
+    command = [sys.executable, "-m", "rag_train.train", str(tmp_path / "recipe.yaml")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    while not (killed / "checkpoints" / "checkpoint-14").exists():  # being written: it may be torn
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (killed / "model.safetensors").exists()
+
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    resumed = json.loads((killed / "training.json").read_text())
+    assert resumed["resumed_from"] in (7, 14)
+    assert resumed["losses"] == whole.losses
+    assert resumed["tokens_seen"] == whole.tokens_seen
+    expected, weights = (load_file(path / "model.safetensors") for path in (tmp_path / "whole", killed))
+    assert all(torch.equal(expected[name], weights[name]) for name in expected)
+
+
+def test_torn_checkpoints_are_skipped(tmp_path: Path):
+    from rag_train.training.run import MarkComplete
+
+    for step in (2, 10, 12):
+        checkpoint = tmp_path / f"checkpoint-{step}"
+        checkpoint.mkdir()
+        (checkpoint / "model.safetensors").write_bytes(b"weights")
+        if step < 12:  # killed before the mark
+            state = SimpleNamespace(global_step=step, is_world_process_zero=True)
+            MarkComplete().on_save(SimpleNamespace(output_dir=str(tmp_path)), state, None)
+    assert newest_complete(tmp_path) == tmp_path / "checkpoint-10"
+    (tmp_path / "checkpoint-10" / "model.safetensors").write_bytes(b"wei")
+    assert newest_complete(tmp_path) == tmp_path / "checkpoint-2"
+    (tmp_path / "checkpoint-2" / "model.safetensors").unlink()
+    assert newest_complete(tmp_path) is None
+
+
+# -- mistakes --------------------------------------------------------------------------------------------
+
+
+def test_a_bad_line_is_named(work: Path, tmp_path: Path):
+    path = write(tmp_path / "x.jsonl", [sft_record(0)])
+    path.write_text(path.read_text() + '{"id": "1"}\n')
+    with pytest.raises(UserError) as caught:
+        train(recipe_in(work, tmp_path / "out", data=path))
+    assert str(caught.value) == (
+        f"{path}, line 2: not a SFTRecord (prompt: Field required); mend or remove the line, or make the file again"
+    )
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(work: Path, tmp_path: Path):
+    with pytest.raises(UserError, match=r"^step \d+: the loss is infinite or not a number; lower lr"):
+        train(recipe_in(work, tmp_path / "out", lr=1e20, warmup_ratio=0.0))
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(work: Path, tmp_path: Path):
+    model = tmp_path / "model"
+    build_model(PretrainConfig(hidden_size=32, layers=1, heads=2), TOKENIZER).save_pretrained(model)
+    larger = build_tokenizer()
+    larger.add_tokens([f"<{i}>" for i in range(100)])
+    larger.save_pretrained(model)
+    with pytest.raises(UserError, match=r"the tokenizer has 371 tokens, the model's vocabulary 320; copy"):
+        train(recipe_in(work, tmp_path / "out", model=str(model)))

@@ -1,0 +1,40 @@
+"""DeepSpeed ZeRO-3 on two CPU processes: the recipe trains to the same losses and weights as on one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_training import recipe_in, work  # noqa: F401
+
+from rag_train.recipe import save_recipe
+from rag_train.train import train
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_zero3_on_two_processes_equals_one(work: Path, tmp_path: Path):  # noqa: F811
+    pytest.importorskip("deepspeed")
+    recipe = recipe_in(work, tmp_path / "one", batch_size=4, precision="fp32", epochs=2)
+    one = train(recipe)
+    save_recipe(replace(recipe, output_dir=str(tmp_path / "two"), batch_size=2), tmp_path / "recipe.yaml")
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
+    config = ["--config_file", str(ROOT / "launch" / "accelerate" / "zero3_cpu.yaml")]
+    subprocess.run(
+        [*launch, *config, "-m", "rag_train.train", str(tmp_path / "recipe.yaml")],
+        env=os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+    )
+    two = json.loads((tmp_path / "two" / "training.json").read_text())
+    assert [e["loss"] for e in two["losses"]] == pytest.approx([e["loss"] for e in one.losses], rel=1e-4)
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert first.keys() == second.keys()
+    assert all(torch.allclose(first[name], second[name], atol=1e-4) for name in first)
