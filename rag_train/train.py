@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +74,22 @@ def train(recipe: TrainRecipe) -> TrainResult:
         before = TrainResult(**json.loads((output_dir / RESULT).read_text()))
         return replace(before, already_finished=True)
 
+    if recipe.report_to != "none" and find_spec(recipe.report_to) is None:
+        raise UserError(
+            f"report_to={recipe.report_to}: the package is not installed; pip install {recipe.report_to}"
+        )
+    checkpoints = output_dir / "checkpoints"
+    try:
+        checkpoints.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"output_dir {output_dir}: {error.strerror}; choose another one") from error
+
     _quiet_libraries()
     from accelerate import PartialState
 
     from rag_train.training.run import MarkComplete, ProgressBar, newest_complete
 
     tokenizer, rows, report = _load_data(recipe)
-    checkpoints = output_dir / "checkpoints"
-    checkpoints.mkdir(parents=True, exist_ok=True)
     trainer = _build_trainer(recipe, rows, tokenizer, checkpoints)
     if PartialState().is_main_process:
         save_recipe(recipe, output_dir / "recipe.yaml")
@@ -144,7 +153,7 @@ def _sha256(paths: Sequence[Path]) -> str:
 def _require_same_run(output_dir: Path, identity: dict[str, Any]) -> None:
     try:
         before = json.loads((output_dir / IDENTITY).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if (output_dir / "config.json").exists():
             raise UserError(f"output_dir {output_dir}: holds a model already; choose another one") from None
         return
@@ -223,7 +232,7 @@ def _build_trainer(recipe: TrainRecipe, rows, tokenizer, checkpoints: Path):
             from rag_train.training.dpo import dpo_trainer
 
             trainer = dpo_trainer(recipe, rows, tokenizer, checkpoints)
-    except (OSError, ImportError) as error:
+    except (OSError, ImportError, ValueError) as error:  # what TRL, PEFT and the hub raise for a wrong setting
         raise UserError(f"model {recipe.model}: {str(error).splitlines()[0]}") from error
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -287,11 +296,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
         return 2
     if first:
-        print(_summary(result))
+        print(summary_line(result))
     return 0
 
 
-def _summary(result: TrainResult) -> str:
+def summary_line(result: TrainResult) -> str:
     if result.already_finished:
         return f"{result.output_dir}: finished already ({result.steps} steps); nothing to do"
     loss = f", loss {result.losses[-1]['loss']:.4f}" if result.losses else ""

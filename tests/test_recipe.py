@@ -117,7 +117,7 @@ def test_describe_lists_nested_keys():
 def test_mistakes_are_found_before_anything_heavy_is_imported():
     code = (
         "import sys; from rag_train.train import main; code = main(['gone.yaml'])\n"
-        "heavy = {'torch', 'transformers', 'trl', 'datasets'} & set(sys.modules); sys.exit(code if not heavy else 9)"
+        "heavy = {'torch', 'transformers', 'trl', 'datasets'} & set(sys.modules); sys.exit(9 if heavy else code)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rag_train.errors import UserError
 
@@ -41,8 +41,12 @@ def check_checkpoint(model: str) -> None:
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of ``model``. Raises UserError if it cannot be read."""
+    """The tokenizer of ``model``, exactly as its tokenizer.json says. Raises UserError if it cannot be read.
+
+    Not AutoTokenizer: for several architectures, Qwen2 among them, transformers 5 builds the tokenizer anew from
+    the vocabulary and leaves the file's own pre-tokenizer aside.
+    """
     try:
-        return AutoTokenizer.from_pretrained(model)
+        return PreTrainedTokenizerFast.from_pretrained(model)
     except Exception as error:  # the tokenizers library raises bare Exception on bad files
         raise UserError(f"model {model}: its tokenizer cannot be read ({type(error).__name__}: {error})") from error

@@ -6,9 +6,14 @@ the block-diagonal attention. Logits are computed at trained positions only.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import shutil
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +21,14 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rag_train.miniworld.text import TextSource, build_tokenizer
 from rag_train.miniworld.world import World
+from rag_train.progress import progress
+from rag_train.provenance import code_version, machine
 from rag_train.training.masking import IGNORE, encode_segments
+
+SHIPPED = Path(__file__).parent / "checkpoint"
+"""Checkpoints that come with the package, by the hash of their recipe; made by `rag-train demo --scratch`."""
+
+RECORD = "pretrain.json"
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,7 @@ class PretrainConfig:
     initializer_range: float = 0.06
     row_tokens: int = 256
     rows: int = 2
-    steps: int = 12000
+    steps: int = 24000
     lr: float = 2e-3
     weight_decay: float = 0.02
     cooldown: float = 0.4
@@ -84,7 +96,12 @@ def build_model(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
     )
 
 
-def pretrain(world: World, config: PretrainConfig, on_step: Callable[[int, float, object], None]):
+def pretrain(world: World, config: PretrainConfig, on_step: Callable[[int, float], None]):
+    """Train from scratch; returns (model, tokenizer). ``on_step(step, loss)`` is called after every step.
+
+    AdamW with a warm-up, a flat part and a linear cool-down; bf16 autocast over float32 weights. Steps are
+    many and small: reading is found sooner that way than by few large ones of as many tokens.
+    """
     tokenizer = build_tokenizer(world)
     model = build_model(config, tokenizer)
     source = TextSource(world, config.seed)
@@ -94,7 +111,7 @@ def pretrain(world: World, config: PretrainConfig, on_step: Callable[[int, float
     )
     for step in range(config.steps):
         source.progress = step / config.steps
-        left = (config.steps - step) / config.steps
+        left = 1 - source.progress
         scale = min(1.0, (step + 1) / (config.warmup * config.steps), left / config.cooldown)
         for group in optimizer.param_groups:
             group["lr"] = config.lr * scale
@@ -108,5 +125,48 @@ def pretrain(world: World, config: PretrainConfig, on_step: Callable[[int, float
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        on_step(step, loss.item(), model)
-    return model, tokenizer
+        on_step(step, loss.item())
+    return model.eval(), tokenizer
+
+
+def pretrained(world: World, config: PretrainConfig, cache: Path, *, scratch: bool = False) -> tuple[Path, bool]:
+    """The mini model's checkpoint directory, and whether it had to be trained.
+
+    A model of this very recipe is taken from ``cache``, or (unless ``scratch``) from the checkpoints shipped with
+    the package; else it is trained, with a progress bar, and written to ``cache``.
+    """
+    recipe = {"world": asdict(world.config), "pretrain": asdict(config)}
+    key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
+    target = cache / key
+    for directory in (target,) if scratch else (target, SHIPPED / key):
+        if (directory / RECORD).is_file():
+            return directory, False
+    losses: list[tuple[int, float]] = []
+    recent: list[float] = []
+    start = time.perf_counter()
+    with progress("training the mini model", config.steps) as advance:
+
+        def on_step(step: int, loss: float) -> None:
+            recent.append(loss)
+            if (step + 1) % 100 == 0 or step + 1 == config.steps:
+                losses.append((step + 1, sum(recent) / len(recent)))
+                recent.clear()
+                advance(0, f"loss {losses[-1][1]:.3f}")
+            advance()
+
+        model, tokenizer = pretrain(world, config, on_step)
+    temporary = cache / f"{key}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    model.save_pretrained(temporary)
+    tokenizer.save_pretrained(temporary)
+    record = recipe | {
+        "losses": losses,
+        "seconds": time.perf_counter() - start,
+        "code_version": code_version(),
+        "machine": machine(),
+        "sha256": hashlib.sha256((temporary / "model.safetensors").read_bytes()).hexdigest(),
+    }
+    (temporary / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+    shutil.rmtree(target, ignore_errors=True)
+    temporary.rename(target)
+    return target, True

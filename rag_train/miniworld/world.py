@@ -9,10 +9,13 @@ with a training chain. Cities and countries are common ground.
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from rag_train.schema import GoldStep, Passage, Question
+from rag_train.schema import GoldStep, Passage, Question, Record
 
 SPLITS = ("train", "dev", "test")
 
@@ -316,3 +319,20 @@ def _generate(world: World) -> None:
     rng.shuffle(units)
     for unit in units[: round(len(units) * config.known_share)]:
         world.known.update(unit)
+
+
+def write_world(world: World, directory: Path) -> dict[str, int]:
+    """Write corpus.jsonl, {train,dev,test}.jsonl, and known.json: each fact's subquery and whether it is known."""
+    directory.mkdir(parents=True, exist_ok=True)
+    records: dict[str, Sequence[Record]] = {"corpus": world.corpus()}
+    records |= {split: world.questions(split) for split in SPLITS}
+    for name, lines in records.items():
+        text = "".join(line.model_dump_json() + "\n" for line in lines)
+        (directory / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    (directory / "known.json").write_text(json.dumps(known_subqueries(world), indent=0), encoding="utf-8")
+    return {name: len(lines) for name, lines in records.items()} | {"facts": len(world.facts)}
+
+
+def known_subqueries(world: World) -> dict[str, bool]:
+    """The true knowledge boundary: every fact's subquery, and whether the fact is known."""
+    return {subquery(relation, subject): (subject, relation) in world.known for subject, relation in world.facts}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from accelerate import PartialState
@@ -37,6 +38,8 @@ def dpo_trainer(
     recipe: TrainRecipe, rows: list[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase, checkpoints: Path
 ) -> CalibrationTrainer:
     """The trainer of Stage II, its model loaded; ``rows`` are those of ``dpo_rows``."""
+    # Under FSDP, TRL 1.16 computes the reference before the first process has sent the others their weights.
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     arguments = DPOConfig(
         **trainer_arguments(recipe, checkpoints),
         beta=recipe.beta,

@@ -1,0 +1,188 @@
+"""The command line. Heavy imports wait until a command needs them, so that help and errors come at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rag_train.errors import UserError
+from rag_train.progress import console
+
+app = typer.Typer(
+    name="rag-train",
+    help="Train the controller of a retrieval-augmented language model: synthesise, train, evaluate.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+synth_app = typer.Typer(no_args_is_help=True, help="Synthesise training data from a recipe.")
+app.add_typer(synth_app, name="synth")
+
+Json = Annotated[bool, typer.Option("--json", help="Print a summary as JSON on standard output.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Replace keys of the recipe.")
+]
+
+
+def main() -> None:
+    """Entry point: a UserError is one line on standard error and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _report(as_json: bool, summary: dict[str, Any], line: str) -> None:
+    print(json.dumps(summary, default=str) if as_json else line)
+
+
+@app.command()
+def demo(
+    seeds: Annotated[
+        str, typer.Option(help="Comma-separated seeds; each is a world and a model of its own.")
+    ] = "0",
+    recipe: Annotated[Path, typer.Option(help="The demo's recipe.")] = Path("recipes/demo.yaml"),
+    work: Annotated[Path, typer.Option(help="Where models and data are kept between runs.")] = Path("runs/demo"),
+    output: Annotated[Path, typer.Option(help="Where the results and the page go.")] = Path("results"),
+    scratch: Annotated[bool, typer.Option(help="Train the mini model even if a checkpoint is shipped.")] = False,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """The whole job in the mini world: model, search, imitation, calibration, evaluation, report."""
+    from rag_train.demo import DemoRecipe, run_demo
+    from rag_train.recipe import load_recipe
+
+    try:
+        chosen = [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds {seeds}: not whole numbers; give for example --seeds 0,1,2") from None
+    results = run_demo(load_recipe(DemoRecipe, recipe, overrides or []), chosen, work, output, scratch=scratch)
+    if as_json:
+        print(results.model_dump_json())
+
+
+@app.command()
+def world(
+    output: Annotated[Path, typer.Argument(help="Directory to write.")],
+    seed: Annotated[int, typer.Option(help="Seed of the world.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Write a mini world: corpus.jsonl, {train,dev,test}.jsonl and the knowledge boundary."""
+    from rag_train.miniworld.world import World, WorldConfig, write_world
+
+    counts = write_world(World(WorldConfig(seed=seed)), output)
+    _report(as_json, counts, f"{output}: {counts}")
+
+
+@app.command()
+def index(
+    corpus: Annotated[Path, typer.Argument(help="JSON Lines (BEIR, FlashRAG) or DPR's TSV.")],
+    output: Annotated[Path, typer.Argument(help="Index directory to write.")],
+    as_json: Json = False,
+) -> None:
+    """Build a BM25 index."""
+    from rag_train.retrieval.bm25 import BM25Index
+    from rag_train.retrieval.corpus import read_corpus
+
+    with console.status(f"indexing {corpus}") as status:
+        built = BM25Index.build(read_corpus(corpus), progress=lambda n: status.update(f"{n:,} passages"))
+    built.save(output)
+    summary = {"index": str(output), "passages": len(built), "corpus_sha256": built.corpus_sha256}
+    _report(as_json, summary, f"{output}: {len(built):,} passages")
+
+
+@synth_app.command("deeprag")
+def synth_deeprag(
+    recipe: Annotated[Path, typer.Argument(help="For example recipes/deeprag_synth.yaml.")],
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """DeepRAG: optimal trajectories (stage=sft) or preference pairs (stage=pairs)."""
+    from data_synth.synth import DeepRAGRecipe, synthesize
+    from rag_train.recipe import load_recipe
+
+    summary = asyncio.run(synthesize(load_recipe(DeepRAGRecipe, recipe, overrides or [])))
+    counts = ", ".join(f"{name} {count:,}" for name, count in sorted(summary.counts.items()))
+    line = f"{summary.output}: {summary.records:,} records of {summary.items:,} questions ({counts})"
+    _report(as_json, asdict(summary), line)
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="For example recipes/deeprag_sft.yaml.")],
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Train from a recipe (the same as `python -m rag_train.train`, for use without a launcher)."""
+    from rag_train.recipe import load_recipe
+    from rag_train.train import summary_line
+    from rag_train.train import train as run
+    from rag_train.training.config import TrainRecipe
+
+    result = run(load_recipe(TrainRecipe, recipe, overrides or []))
+    _report(as_json, asdict(result), summary_line(result))
+
+
+@app.command("eval")
+def evaluate(
+    model: Annotated[str, typer.Option(help="Checkpoint directory or hub name.")],
+    questions: Annotated[Path, typer.Option(help="HotpotQA, 2WikiMultihopQA, MuSiQue … as released.")],
+    index: Annotated[str, typer.Option(help="Index directory made by `rag-train index`.")],
+    output: Annotated[Path, typer.Option(help="Directory for trajectories and tables.")],
+    strategy: Annotated[list[str] | None, typer.Option(help="May be repeated; all of them if not given.")] = None,
+    sample: Annotated[int | None, typer.Option(help="Questions drawn at random.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
+    passages: Annotated[int, typer.Option(help="Passages per retrieval.")] = 3,
+    instructions: Annotated[bool, typer.Option(help="Begin prompts with the method's instruction.")] = True,
+    engine: Annotated[str, typer.Option(help="vllm or transformers.")] = "vllm",
+    as_json: Json = False,
+) -> None:
+    """Answer questions with one model and several strategies; write trajectories and the tables."""
+    from eval.datasets import load_questions
+    from eval.datasets import sample as draw
+    from eval.run import evaluate_model
+    from rag_train.retrieval.batching import AsyncRetriever
+    from rag_train.retrieval.bm25 import BM25Index
+
+    asked = load_questions(questions)
+    if sample is not None and sample < len(asked):
+        asked = draw(asked, sample, seed)
+    found = BM25Index.load(index)
+    summaries = asyncio.run(
+        evaluate_model(
+            model,
+            engine,
+            AsyncRetriever(found),
+            asked,
+            output,
+            strategies=strategy,
+            passages=passages,
+            instructions=instructions,
+            settings={"questions": str(questions), "corpus_sha256": found.corpus_sha256},
+        )
+    )
+    if as_json:
+        print(json.dumps([run.model_dump(mode="json") for run in summaries]))
+
+
+@app.command()
+def report(
+    results: Annotated[Path, typer.Argument(help="results/demo.json, as the demo writes it.")],
+    output: Annotated[Path, typer.Argument(help="HTML file to write.")],
+) -> None:
+    """Draw the page of a results file again."""
+    from eval.report import load_results, write_report
+
+    write_report(output, load_results(results))
+    print(output)
+
+
+if __name__ == "__main__":
+    main()

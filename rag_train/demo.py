@@ -1,0 +1,350 @@
+"""The main job end to end in the mini world: base model, search, imitation, calibration, evaluation, page.
+
+Everything runs on the real parts: the vLLM engine, the BM25 index, TRL's trainers. One engine serves the base
+model and both stages in turn. What has been done under the same recipe is taken from the work directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data_synth.deeprag import SearchConfig
+from data_synth.synth import DeepRAGRecipe, synthesize_with
+from eval.metrics import Interval
+from eval.report import (
+    Claim,
+    Curve,
+    Example,
+    Provenance,
+    ReportData,
+    Series,
+    Timing,
+    save_results,
+    write_report,
+)
+from eval.run import evaluate
+from eval.summary import RunSummary, pool, summarize
+from eval.tables import decision_table, hops_table, main_table
+from rag_train.llm.vllm import VLLMEngine
+from rag_train.miniworld.pretrain import RECORD, PretrainConfig, pretrained
+from rag_train.miniworld.world import World, WorldConfig, known_subqueries, write_world
+from rag_train.progress import console
+from rag_train.provenance import code_version, machine
+from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.retrieval.bm25 import BM25Index
+from rag_train.schema import Question, Trajectory
+from rag_train.train import TrainResult, train
+from rag_train.training.config import TrainRecipe
+
+STAGES = ("base", "stage 1", "stage 2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRecipe:
+    """How one stage is trained; the rest is as in `rag_train.training.config`."""
+
+    questions: int
+    """Training questions to search."""
+    lr: float
+    """Peak learning rate."""
+    epochs: float
+    """Passes over the data."""
+    batch_size: int
+    """Examples per step."""
+    beta: float = 0.4
+    """dpo: how much the model pays for leaving the reference."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoRecipe:
+    """Sizes and settings of the demo."""
+
+    stage1: StageRecipe
+    """Imitation learning."""
+    stage2: StageRecipe
+    """Chain of calibration."""
+    test_questions: int = 300
+    """Multi-hop questions to answer."""
+    split: str = "test"
+    """Questions to answer: dev to choose settings, test to report."""
+    world: WorldConfig = field(default_factory=WorldConfig)
+    """The world; its seed is the demo's."""
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+    """The mini model; its seed is the demo's."""
+    search: SearchConfig = field(default_factory=SearchConfig)
+    """Algorithm 1."""
+
+
+@dataclass
+class SeedResult:
+    runs: list[RunSummary]
+    trajectories: dict[str, list[Trajectory]]
+    questions: list[Question]
+    known: dict[str, bool]
+    curves: list[Curve]
+    timings: dict[str, float]
+
+
+def run_demo(
+    recipe: DemoRecipe, seeds: Sequence[int], work: Path, output: Path, *, scratch: bool = False
+) -> ReportData:
+    """Run every seed, write ``demo.json`` and ``demo.html`` to ``output``, print the tables."""
+    start = time.perf_counter()
+    results = [asyncio.run(_run_seed(recipe, seed, work, scratch)) for seed in seeds]
+    runs = [run for result in results for run in result.runs]
+    first = results[0]
+    data = ReportData(
+        title="DeepRAG in the mini world",
+        summary=_summary(recipe, seeds),
+        claims=claims(runs),
+        runs=runs,
+        curves=first.curves,
+        timings=[
+            Timing(part=part, seconds=sum(result.timings[part] for result in results)) for part in first.timings
+        ]
+        + [Timing(part="everything", seconds=time.perf_counter() - start)],
+        examples=_examples(first),
+        provenance=_provenance(recipe, seeds),
+    )
+    output.mkdir(parents=True, exist_ok=True)
+    save_results(output / "demo.json", data)
+    write_report(output / "demo.html", data)
+    pooled = pool(runs)
+    for table in (main_table(pooled), decision_table(pooled), hops_table(pooled)):
+        console.print(table.rich())
+    for claim in data.claims:
+        console.print(f"{'held   ' if claim.held else 'not held'} {claim.text}: {claim.evidence}")
+    console.print(f"{output / 'demo.html'} and demo.json, {time.perf_counter() - start:.0f} s")
+    return data
+
+
+async def _run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) -> SeedResult:
+    world = World(WorldConfig(**asdict(recipe.world) | {"seed": seed}))
+    config = PretrainConfig(**asdict(recipe.pretrain) | {"seed": seed})
+    timings: dict[str, float] = {}
+    step = _timer(timings, seed)
+    key = hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode()).hexdigest()[:8]
+    folder = work / f"seed{seed}-{key}"
+
+    with step("world and index"):
+        write_world(world, folder / "world")
+        index = BM25Index.build(world.corpus())
+        retriever = AsyncRetriever(index)
+        questions = {split: _multi_hop(world.questions(split)) for split in ("train", recipe.split)}
+        known = known_subqueries(world)
+    with step("mini model"):
+        base, _ = pretrained(world, config, work / "base", scratch=scratch)
+    with step("engine start"):
+        engine = VLLMEngine.start(str(base), dtype="float32", seed=seed)
+
+    try:
+        asked = questions[recipe.split][: recipe.test_questions]
+        trajectories: dict[str, list[Trajectory]] = {}
+        summaries: list[RunSummary] = []
+
+        async def answer(stage: str, model: Path, strategies: Sequence[str]) -> None:
+            for name in strategies:
+                file = folder / f"{stage.replace(' ', '')}-{name}.jsonl"
+                settings = {"model": str(model), "split": recipe.split, "questions": len(asked)}
+                got = await evaluate(name, engine, retriever, asked, file, settings, passages=3, instructions=False)
+                trajectories[f"{name}, {stage}"] = got
+            for name in strategies:
+                summaries.append(
+                    summarize(
+                        asked,
+                        trajectories[f"{name}, {stage}"],
+                        strategy=name,
+                        stage=stage,
+                        seed=seed,
+                        cot=trajectories["cot, base"],
+                        known=known if name.startswith("deeprag") else None,
+                    )
+                )
+
+        async def search(stage: str, model: Path, sample: list[Question]) -> Path:
+            output = folder / f"{stage}.jsonl"
+            synth = DeepRAGRecipe(
+                stage=stage,  # pyright: ignore[reportArgumentType]
+                questions=[],
+                index="",
+                model=str(model),
+                output=str(output),
+                seed=seed,
+                instructions=False,
+                search=recipe.search,
+            )
+            await synthesize_with(synth, engine, retriever, sample, index.corpus_sha256)
+            return output
+
+        first, second = recipe.stage1, recipe.stage2
+        with step("evaluating the base model"):
+            await answer("base", base, ["cot", "direct", "rag", "deeprag", "deeprag-retrieve"])
+        with step("stage 1 search"):
+            records = await search("sft", base, questions["train"][: first.questions])
+        with step("stage 1 training"):
+            stage1 = _train("sft", first, base, records, folder / "stage1", seed)
+        with step("stage 2 search"):
+            await engine.load_weights(str(folder / "stage1"))
+            later = questions["train"][first.questions : first.questions + second.questions]
+            pairs = await search("pairs", folder / "stage1", later)
+        with step("evaluating stage 1"):
+            await answer("stage 1", folder / "stage1", ["deeprag"])
+        with step("stage 2 training"):
+            stage2 = _train("dpo", second, folder / "stage1", pairs, folder / "stage2", seed)
+        with step("evaluating stage 2"):
+            await engine.load_weights(str(folder / "stage2"))
+            await answer("stage 2", folder / "stage2", ["deeprag", "deeprag-retrieve", "deeprag-parametric"])
+    finally:
+        await engine.aclose()
+    curves = _curves(json.loads((base / RECORD).read_text()), stage1, stage2)
+    return SeedResult(summaries, trajectories, asked, known, curves, timings)
+
+
+def _multi_hop(questions: list[Question]) -> list[Question]:
+    return [question for question in questions if (question.hops or 0) > 1]
+
+
+def _train(stage: str, settings: StageRecipe, model: Path, data: Path, output: Path, seed: int) -> TrainResult:
+    return train(
+        TrainRecipe(
+            stage=stage,  # pyright: ignore[reportArgumentType]
+            model=str(model),
+            data=data,
+            output_dir=str(output),
+            lr=settings.lr,
+            epochs=settings.epochs,
+            batch_size=settings.batch_size,
+            beta=settings.beta,
+            seed=seed,
+            max_tokens=1024,
+            save_steps=100,
+            logging_steps=5,
+        )
+    )
+
+
+def _timer(timings: dict[str, float], seed: int) -> Callable[[str], Any]:
+    @contextmanager
+    def step(part: str):
+        console.print(f"[bold]{part}[/bold] (seed {seed})")
+        start = time.perf_counter()
+        yield
+        timings[part] = time.perf_counter() - start
+
+    return step
+
+
+def claims(runs: Sequence[RunSummary]) -> list[Claim]:
+    """What the paper says should come out, judged on the means over the seeds (Tables 1 to 3, Figure 5)."""
+    by_name = {run.name: run for run in pool(runs)}
+    ours = by_name["deeprag, stage 2"]
+    out = [
+        _higher("DeepRAG answers better than direct answering", ours.em, by_name["direct, base"].em),
+        _higher("DeepRAG answers better than vanilla RAG", ours.em, by_name["rag, base"].em),
+        _higher(
+            "DeepRAG retrieves less than retrieve-only",
+            by_name["deeprag-retrieve, stage 2"].retrievals,
+            ours.retrievals,
+        ),
+        _higher(
+            "DeepRAG is no less accurate than retrieve-only", ours.em, by_name["deeprag-retrieve, stage 2"].em, 0.0
+        ),
+    ]
+    stage1, stage2 = by_name["deeprag, stage 1"].fact_boundary, ours.fact_boundary
+    assert stage1 is not None and stage2 is not None
+    out.append(
+        Claim(
+            text="Stage II improves the MCC of the decisions over Stage I",
+            held=stage2.mcc > stage1.mcc,
+            evidence=f"{stage2.mcc:.3f} against {stage1.mcc:.3f}",
+        )
+    )
+    return out
+
+
+def _higher(text: str, more: Interval, less: Interval, least: float = 1e-9) -> Claim:
+    def show(value: Interval) -> str:
+        return f"{value.mean:.3f} [{value.lo:.3f}, {value.hi:.3f}]"
+
+    return Claim(text=text, held=more.mean - less.mean >= least, evidence=f"{show(more)} against {show(less)}")
+
+
+def _curves(record: dict[str, Any], stage1: TrainResult, stage2: TrainResult) -> list[Curve]:
+    def series(name: str, points: Sequence[tuple[float, float]]) -> Series:
+        return Series(name=name, x=[float(x) for x, _ in points], y=[float(y) for _, y in points])
+
+    def of(result: TrainResult, key: str) -> list[tuple[float, float]]:
+        return [(entry["step"], entry[key]) for entry in result.losses if key in entry]
+
+    return [
+        Curve(
+            title="Mini model, from scratch",
+            x_label="step",
+            y_label="loss",
+            series=[series("loss", record["losses"])],
+        ),
+        Curve(
+            title="Stage I, imitation learning",
+            x_label="step",
+            y_label="loss",
+            series=[series("loss", of(stage1, "loss"))],
+        ),
+        Curve(
+            title="Stage II, chain of calibration",
+            x_label="step",
+            y_label="loss, reward margin",
+            series=[series("loss", of(stage2, "loss")), series("margin", of(stage2, "rewards/margins"))],
+        ),
+    ]
+
+
+def _examples(result: SeedResult, count: int = 6) -> list[Example]:
+    """The first question of each number of hops and type."""
+    chosen: dict[tuple[str, int | None], int] = {}
+    for i, question in enumerate(result.questions):
+        chosen.setdefault((question.type, question.hops), i)
+    names = [f"deeprag, {stage}" for stage in STAGES]
+    return [
+        Example(
+            question=result.questions[i],
+            trajectories={name: result.trajectories[name][i] for name in names},
+            known={
+                step.subquery: result.known[step.subquery]
+                for name in names
+                for step in result.trajectories[name][i].steps
+                if step.subquery in result.known
+            },
+        )
+        for i in list(chosen.values())[:count]
+    ]
+
+
+def _summary(recipe: DemoRecipe, seeds: Sequence[int]) -> str:
+    return (
+        f"A {recipe.pretrain.layers}-layer language model trained from scratch on a world of which it knows "
+        f"{recipe.world.known_share:.0%} of the facts; its knowledge boundary explored by tree search, then "
+        f"learnt by imitation (Stage I) and by calibration (Stage II). {recipe.test_questions} multi-hop "
+        f"{recipe.split} questions, {len(seeds)} seed{'s' if len(seeds) > 1 else ''}."
+    )
+
+
+def _provenance(recipe: DemoRecipe, seeds: Sequence[int]) -> Provenance:
+    import yaml
+
+    info = machine()
+    hardware = ("processor", "cores", "memory_gib", "system")
+    return Provenance(
+        machine=", ".join(f"{name} {info[name]}" for name in hardware if name in info),
+        code_version=code_version(),
+        versions={name: value for name, value in info.items() if name not in hardware},
+        seeds=list(seeds),
+        recipe=yaml.safe_dump(json.loads(json.dumps(asdict(recipe))), sort_keys=False),
+    )
