@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +127,8 @@ def run_demo(
 
 
 async def _run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) -> SeedResult:
-    world = World(WorldConfig(**asdict(recipe.world) | {"seed": seed}))
-    config = PretrainConfig(**asdict(recipe.pretrain) | {"seed": seed})
+    world = World(replace(recipe.world, seed=seed))
+    config = replace(recipe.pretrain, seed=seed)
     timings: dict[str, float] = {}
     step = _timer(timings, seed)
     key = hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode()).hexdigest()[:8]

@@ -34,6 +34,8 @@ def progress(label: str, total: int, done: int = 0) -> Iterator[Callable[..., No
         task = bar.add_task(label, total=total, completed=done, note="")
 
         def advance(steps: int = 1, note: str | None = None) -> None:
-            bar.update(task, advance=steps, **({} if note is None else {"note": note}))
+            bar.advance(task, steps)
+            if note is not None:
+                bar.update(task, note=note)
 
         yield advance

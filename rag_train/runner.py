@@ -137,10 +137,9 @@ def _append(file, value: dict[str, Any]) -> None:
 def _finished(output: Path, meta_path: Path, key: str) -> Summary:
     try:
         meta = json.loads(meta_path.read_text(encoding="utf-8"))
-        same = meta["fingerprint"] == key
-    except (OSError, ValueError, KeyError, TypeError):
-        same = False
-    if not same:
+    except (OSError, ValueError):
+        meta = {}
+    if meta.get("fingerprint") != key:
         raise UserError(f"{output}: exists already and came of another recipe; delete it or choose another output")
     return Summary(str(output), meta["items"], meta["records"], meta["counts"], 0, 0.0)
 

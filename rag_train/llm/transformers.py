@@ -29,7 +29,7 @@ class TransformersEngine:
         """Load ``model`` (a local directory or a hub name). Raises UserError if the directory is no checkpoint."""
         check_checkpoint(model)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(device)
+        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, device_map=device)
         return cls(loaded, load_tokenizer(model), Path(model).name, max_batch)
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
@@ -96,7 +96,7 @@ class TransformersEngine:
         eos = self.tokenizer.eos_token_id
         ended = eos in ids
         ids = ids[: ids.index(eos) + 1] if ended else ids
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
         found = [(text.index(stop), stop) for stop in sampling.stop if stop in text]
         cut, stop = min(found, default=(len(text), None))
         while stop is not None and len(ids) > 1 and stop in self.tokenizer.decode(ids[:-1]):
@@ -115,7 +115,7 @@ class TransformersEngine:
     def _alternatives(self, step: torch.Tensor, token: int, sampling: Sampling) -> tuple[TokenLogprob, ...]:
         best = step.topk(sampling.logprobs).indices.tolist()
         tokens = best if token in best else [*best, token]
-        return tuple(TokenLogprob(t, self.tokenizer.decode([t]), step[t].item()) for t in tokens)
+        return tuple(TokenLogprob(t, str(self.tokenizer.decode([t])), step[t].item()) for t in tokens)
 
     def _guide(self, sampling: Sampling):
         """A fresh xgrammar processor for the format asked for, None where none is."""

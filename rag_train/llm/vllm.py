@@ -50,7 +50,7 @@ class VLLMEngine:
         engine = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
                 model=model,
-                max_model_len=max_context,
+                max_model_len=max_context,  # pyright: ignore[reportArgumentType]
                 dtype=dtype,  # pyright: ignore[reportArgumentType]
                 seed=seed,
                 enable_prefix_caching=True,
@@ -85,8 +85,8 @@ class VLLMEngine:
             _sampling_params(sampling),
             request_id=f"r{next(self._ids)}",
         )
-        async for finished in request:  # one message: the output kind is FINAL_ONLY
-            output = finished.outputs[0]
+        finished = [message async for message in request]  # one: the output kind is FINAL_ONLY
+        output = finished[-1].outputs[0]
         return Completion(
             text=output.text,
             token_ids=tuple(output.token_ids),

@@ -91,7 +91,6 @@ def build_model(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
-            attn_implementation="sdpa",
         )
     )
 

@@ -1,0 +1,47 @@
+# Everything runs in .venv, which the first target to need it sets up (CPU only; for GPUs: pip install -e .[gpu]).
+PYTHON ?= python3
+BIN := .venv/bin
+export HF_HUB_DISABLE_TELEMETRY := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help demo demo-seeds test lint bench clean
+
+help:
+	@echo "make demo        train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
+	@echo "make demo-seeds  the same over three seeds, each with a world and a model of its own"
+	@echo "make test        lint, types and tests"
+	@echo "make bench       throughput of the tree search against one question in flight"
+
+# PyTorch's CPU build comes from the configured package index where that has it, else from PyTorch's own.
+.venv/.ready: pyproject.toml
+	@echo "== setting up .venv (PyTorch for CPU, vLLM for CPU, and the rest: a few minutes, once) =="
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $(PYTHON) is older than Python 3.11; run make PYTHON=python3.11 (or newer)"; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q uv
+	$(BIN)/python -m pip install -q "torch==2.13.0+cpu" 2>/dev/null || \
+		$(BIN)/uv pip install -q --python $(BIN)/python --torch-backend cpu "torch==2.13.0"
+	$(BIN)/python -m pip install -q -e ".[cpu,wandb,dev]"
+	@# The index's builds of these three do not match CPU PyTorch, and break importing transformers.
+	-$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
+demo: .venv/.ready
+	$(BIN)/rag-train demo
+
+demo-seeds: .venv/.ready
+	$(BIN)/rag-train demo --seeds 0,1,2
+
+lint: .venv/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check -q .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+test: lint
+	$(BIN)/python -m pytest
+
+bench: .venv/.ready
+	$(BIN)/python -m eval.bench_search
+
+clean:
+	rm -rf .venv runs build *.egg-info

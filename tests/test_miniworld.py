@@ -1,0 +1,62 @@
+"""The mini world: what its text may and may not say, and what the trained model knows."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rag_train.formats.deeprag import CONTEXT
+from rag_train.miniworld.text import TextSource, build_tokenizer
+from rag_train.miniworld.world import SPLITS, World, WorldConfig, statement
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World(WorldConfig(films=40, people=48, cities=12, countries=5))
+
+
+def test_training_text_never_states_an_unknown_fact(world: World):
+    source = TextSource(world, seed=1)
+    unknown = {statement(r, s, v) for (s, r), v in world.facts.items() if (s, r) not in world.known}
+    for i in range(3000):
+        source.progress = i / 3000
+        kind = (source.statements, source.direct, source.thought)[i % 3]
+        text = "".join(segment.text for segment in kind())
+        assert not any(fact in text for fact in unknown)
+        # Elsewhere only values drawn afresh follow a passage; what is stated from memory is known.
+        lines = "".join(segment.text for segment in source.transcript()).split("\n")
+        for before, line in zip(lines, lines[1:], strict=False):
+            if line.startswith("Intermediate answer:") and not before.startswith(CONTEXT):
+                assert line.removeprefix("Intermediate answer: ") not in unknown
+
+
+def test_splits_share_no_film_and_no_person(world: World):
+    roots = {split: {q.question for q in world.questions(split)} for split in SPLITS}
+    assert not roots["train"] & roots["test"] and not roots["dev"] & roots["test"]
+    for (subject, _), value in world.facts.items():
+        if value in world.split and subject in world.split:
+            assert world.split[subject] == world.split[value]
+
+
+def test_gold_steps_lead_to_the_answer(world: World):
+    for question in world.questions("dev"):
+        assert question.hops == len(question.decomposition)
+        if question.type == "chain":
+            assert question.decomposition[-1].answer.endswith(f" {question.answers[0]}.")
+
+
+def test_same_seed_same_world(world: World):
+    again = World(world.config)
+    assert again.facts == world.facts and again.known == world.known
+    assert again.questions("test") == world.questions("test")
+
+
+@given(text=st.text())
+def test_the_tokenizer_loses_nothing(text: str):
+    tokenizer = build_tokenizer(World(WorldConfig(films=10, people=10, cities=4, countries=2)))
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_every_word_of_the_world_is_one_token(world: World):
+    tokenizer = build_tokenizer(world)
+    for kind in world.entities.values():
+        assert all(len(tokenizer(f" {name}")["input_ids"]) == 1 for name in kind)
