@@ -1,5 +1,7 @@
 """The mini world: what its text may and may not say, and what the trained model knows."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +26,7 @@ def test_training_text_never_states_an_unknown_fact(world: World):
         assert not any(fact in text for fact in unknown)
         # Elsewhere only values drawn afresh follow a passage; what is stated from memory is known.
         lines = "".join(segment.text for segment in source.transcript()).split("\n")
-        for before, line in zip(lines, lines[1:], strict=False):
+        for before, line in pairwise(lines):
             if line.startswith("Intermediate answer:") and not before.startswith(CONTEXT):
                 assert line.removeprefix("Intermediate answer: ") not in unknown
 

@@ -104,6 +104,7 @@ class VLLMEngine:
 
     async def aclose(self) -> None:
         self._engine.shutdown()
+        del self._engine  # now, not at the interpreter's exit, where its destructor fails
 
 
 def _sampling_params(sampling: Sampling):
