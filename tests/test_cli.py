@@ -1,0 +1,75 @@
+"""The command line as a newcomer meets it: help, mistakes in one line with exit code 2, nothing half-written."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rag_train.cli import main
+from rag_train.miniworld.world import World, WorldConfig, write_world
+
+ROOT = Path(__file__).parents[1]
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
+    monkeypatch.setattr(sys, "argv", ["rag-train", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return caught.value.code
+
+
+def test_help_needs_no_heavy_imports():
+    code = (
+        "import sys; sys.argv = ['rag-train', '--help']\n"
+        "from rag_train.cli import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "sys.exit(bool({'torch', 'transformers', 'vllm'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "synth" in done.stdout
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Path:
+    write_world(World(WorldConfig(films=10, people=10, cities=4, countries=2)), tmp_path / "world")
+    return tmp_path / "world"
+
+
+def test_index_and_its_mistakes(monkeypatch: pytest.MonkeyPatch, capsys, world: Path, tmp_path: Path):
+    assert call(monkeypatch, "index", str(world / "corpus.jsonl"), str(tmp_path / "index"), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["passages"] == 44
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"id": "1", "text": "a"}\n{"id": "2"\n')
+    for corpus, message in ((broken, "line 2"), (tmp_path / "gone.jsonl", "gone.jsonl")):
+        assert call(monkeypatch, "index", str(corpus), str(tmp_path / "other")) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and message in error and error.count("\n") == 1
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo", "--seeds", "a"], "--seeds a: not whole numbers"),
+        (["demo", "test_question=1"], "unknown key 'test_question'; did you mean 'test_questions'?"),
+        (["train", "gone.yaml"], "recipe gone.yaml: No such file or directory"),
+        (["synth", "deeprag", "recipes/deeprag_synth.yaml"], "no file 'data/hotpotqa/hotpot_train_v1.1.json'"),
+        (["report", "gone.json", "out.html"], "gone.json: No such file or directory"),
+    ],
+)
+def test_mistakes(monkeypatch: pytest.MonkeyPatch, capsys, arguments: list[str], message: str):
+    monkeypatch.chdir(ROOT)
+    assert call(monkeypatch, *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
+
+
+def test_eval_names_the_strategies(monkeypatch: pytest.MonkeyPatch, capsys, world: Path, tmp_path: Path):
+    assert call(monkeypatch, "index", str(world / "corpus.jsonl"), str(tmp_path / "index")) == 0
+    arguments = ["--questions", str(world / "dev.jsonl"), "--index", str(tmp_path / "index")]
+    arguments += ["--output", str(tmp_path / "out"), "--model", str(tmp_path), "--strategy", "guess"]
+    assert call(monkeypatch, "eval", *arguments) == 2
+    assert "--strategy guess: unknown; the strategies are direct, cot, rag" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
