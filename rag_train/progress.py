@@ -16,7 +16,7 @@ console = Console(stderr=True, highlight=False)
 class _Rate(ProgressColumn):
     def render(self, task: RichTask) -> Text:
         speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:,.1f}/s" if speed >= 1 else f"{1 / speed:,.1f} s each")
+        return Text("" if not speed else f"{speed:,.1f}/s" if speed >= 1 else f"{1 / speed:,.1f} s each")
 
 
 @contextmanager

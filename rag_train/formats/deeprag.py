@@ -58,7 +58,7 @@ def subquery_line(subquery: str) -> str:
 
 
 def context_lines(passages: Sequence[Passage]) -> str:
-    lines = (f"{one_line(p.title)}: {one_line(p.text)}" if p.title else one_line(p.text) for p in passages)
+    lines = (": ".join(filter(None, (one_line(p.title), one_line(p.text)))) for p in passages)
     return "".join(f"{CONTEXT} {line}\n" for line in lines)
 
 
