@@ -104,7 +104,8 @@ class VLLMEngine:
 
     async def aclose(self) -> None:
         self._engine.shutdown()
-        del self._engine  # now, not at the interpreter's exit, where its destructor fails
+        # Its destructor shuts down once more, at the interpreter's exit, where that fails.
+        self._engine.shutdown = lambda timeout=None: None
 
 
 def _sampling_params(sampling: Sampling):
