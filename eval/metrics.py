@@ -203,11 +203,19 @@ def boundary_by_facts(trajectories: Sequence[Trajectory], known: Mapping[str, bo
     ``known`` maps a fact's subquery to whether the model was trained on it (`known_facts` collects it).
     Subqueries are compared after SQuAD's normalisation; a step that asks for no such fact is ``unmatched``.
     """
+    return sum(fact_counts(trajectories, known), start=Counts(tp=0, fp=0, fn=0, tn=0))
+
+
+def fact_counts(trajectories: Sequence[Trajectory], known: Mapping[str, bool]) -> list[Counts]:
+    """`boundary_by_facts` of each trajectory by itself."""
     facts = {normalize(subquery): is_known for subquery, is_known in known.items()}
-    steps = [step for trajectory in trajectories for step in trajectory.steps]
-    matched = [(facts[name], step) for step in steps if (name := normalize(step.subquery)) in facts]
-    counts = _counts((is_known, step.decision is Decision.RETRIEVE) for is_known, step in matched)
-    return counts.model_copy(update={"unmatched": len(steps) - len(matched)})
+    out = []
+    for trajectory in trajectories:
+        named = [(facts.get(normalize(step.subquery)), step) for step in trajectory.steps]
+        matched = [(is_known, step) for is_known, step in named if is_known is not None]
+        counts = _counts((is_known, step.decision is Decision.RETRIEVE) for is_known, step in matched)
+        out.append(counts.model_copy(update={"unmatched": len(named) - len(matched)}))
+    return out
 
 
 def known_facts(questions: Iterable[Question]) -> dict[str, bool]:
@@ -251,6 +259,22 @@ def paired_bootstrap(first: Sequence[Score], second: Sequence[Score], metric: Me
     Raises UserError where the runs are not over the same questions in the same order.
     """
     return bootstrap([getattr(b, metric) - getattr(a, metric) for a, b in _pairs(first, second)])
+
+
+def paired_bootstrap_mcc(
+    first: Sequence[Counts], second: Sequence[Counts], *, resamples: int = 2000, seed: int = 0
+) -> Interval:
+    """The difference in MCC, ``second - first``, questions resampled in pairs; ``Counts`` are one a question."""
+    tables = np.array([[[c.tp, c.fp, c.fn, c.tn] for c in run] for run in (first, second)], dtype=np.float64)
+    n = tables.shape[1]
+    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
+    weights = np.concatenate([np.ones((1, n)), drawn])  # the sample itself comes first
+    tp, fp, fn, tn = np.moveaxis(weights @ tables, -1, 0)
+    product = (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)
+    mcc = np.divide(tp * tn - fp * fn, np.sqrt(product), out=np.zeros_like(product), where=product > 0)
+    difference = mcc[1] - mcc[0]
+    lo, hi = np.percentile(difference[1:], [2.5, 97.5])
+    return Interval(mean=float(difference[0]), lo=float(lo), hi=float(hi))
 
 
 def mcnemar(first: Sequence[Score], second: Sequence[Score]) -> float:

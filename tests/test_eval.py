@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.metrics import Counts, across_seeds, bootstrap, boundary_by_cot, boundary_by_facts, mcnemar, score
+from eval.metrics import (
+    Counts,
+    across_seeds,
+    bootstrap,
+    boundary_by_cot,
+    boundary_by_facts,
+    mcnemar,
+    paired_bootstrap_mcc,
+    score,
+)
 from eval.report import Claim, Example, Provenance, ReportData, load_results, save_results, write_report
 from eval.summary import pool, summarize
 from eval.tables import decision_table, main_table
@@ -51,6 +60,14 @@ def test_counts_by_hand():
     assert boundary_by_cot(QUESTIONS, RUN, COT) == Counts(tp=1, fp=0, fn=0, tn=2)
     assert boundary_by_facts(RUN, {"Fact 0": True, "fact 1?": False}) == Counts(tp=1, fp=0, fn=2, tn=1)
     assert pool([run]) == [run]
+
+
+def test_the_difference_in_mcc_is_paired():
+    right, wrong = Counts(tp=1, fp=0, fn=0, tn=1), Counts(tp=0, fp=1, fn=1, tn=0)
+    same = paired_bootstrap_mcc([right, wrong] * 20, [right, wrong] * 20)
+    assert (same.mean, same.lo, same.hi) == (0, 0, 0)
+    better = paired_bootstrap_mcc([right, wrong] * 20, [right] * 40)
+    assert better.mean == pytest.approx(1.0) and 0.5 < better.lo < 1.0
 
 
 @pytest.mark.parametrize("ids", [["1", "2"], ["1", "2", "3", "3"], ["1", "2", "4"]])

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rag_train.miniworld.text import TextSource, build_tokenizer
+from rag_train.miniworld.text import VERSION, TextSource, build_tokenizer
 from rag_train.miniworld.world import World
 from rag_train.progress import progress
 from rag_train.provenance import code_version, machine
@@ -38,13 +38,14 @@ class PretrainConfig:
     seed: int = 0
     hidden_size: int = 128
     layers: int = 4
-    heads: int = 2
+    heads: int = 4
     intermediate_size: int = 384
     initializer_range: float = 0.06
+    rope_theta: float = 1e10
     row_tokens: int = 256
     rows: int = 2
-    steps: int = 24000
-    lr: float = 2e-3
+    steps: int = 12000
+    lr: float = 6e-4
     weight_decay: float = 0.02
     cooldown: float = 0.4
     warmup: float = 0.02
@@ -64,7 +65,7 @@ def packed_rows(source: TextSource, tokenizer, config: PretrainConfig) -> Iterat
             at = 0
             while at < config.row_tokens:
                 if not queue:
-                    queue = encode_segments(tokenizer, [source.document() for _ in range(64)], append_eos=True)
+                    queue = encode_segments(tokenizer, [source.document() for _ in range(64)])
                 ids, labels = queue.pop()
                 size = min(len(ids), config.row_tokens - at)
                 batch[0, row, at : at + size] = torch.tensor(ids[:size])
@@ -86,6 +87,7 @@ def build_model(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
             num_attention_heads=config.heads,
             num_key_value_heads=config.heads,
             max_position_embeddings=2048,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
             tie_word_embeddings=True,
             initializer_range=config.initializer_range,
             bos_token_id=None,
@@ -93,6 +95,51 @@ def build_model(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
             pad_token_id=tokenizer.pad_token_id,
         )
     )
+
+
+@torch.no_grad()
+def seed_reading(model: Qwen2ForCausalLM) -> None:
+    """Start the first two layers as a rough induction circuit (Olsson et al. 2022), from which reading is learnt
+    in minutes; from noise it was not found in 12 million tokens. In the spirit of Trockman & Kolter (2023).
+
+    Layer 1's heads look back 1, 2, 3 and 4 tokens and write what they see into a subspace each. Layer 2's heads
+    compare, in dimensions that hardly rotate: a token that follows "The R of X is" attends to a token that
+    follows the same words, and copies it. Training has to make all of it precise, and to learn when to use it.
+    """
+    config = model.config
+    width, heads = config.hidden_size, config.num_attention_heads
+    size = width // heads
+    rates = config.rope_parameters["rope_theta"] ** (-torch.arange(0, size, 2) / size)  # radians per token
+
+    def orthonormal(rows: int, columns: int) -> torch.Tensor:
+        return torch.linalg.qr(torch.randn(columns, rows))[0].T
+
+    back = model.model.layers[0].self_attn
+    seen, subspaces = orthonormal(size, width), orthonormal(width, width).split(size)
+    fast = 7.0 * (rates > 0.003)
+    for head, subspace in enumerate(subspaces):
+        at, phase = slice(head * size, (head + 1) * size), rates * (head + 1)
+        back.q_proj.bias[at] = torch.cat([fast * phase.cos(), -fast * phase.sin()])
+        back.k_proj.bias[at] = torch.cat([fast, 0 * fast])
+        back.q_proj.weight[at] *= 0.1
+        back.k_proj.weight[at] *= 0.1
+        back.v_proj.weight[at] = seen
+        back.o_proj.weight[:, at] = 0.12 * subspace.T
+
+    match = model.model.layers[1].self_attn
+    slow = torch.cat([rates, rates]) <= 0.004
+    copied = orthonormal(width, width).split(size)
+    for head, copy in enumerate(copied):
+        at = slice(head * size, (head + 1) * size)
+        codes = orthonormal(size, size)[: int(slow.sum())]
+        one, two, three, four = ((codes @ subspace) for subspace in subspaces[:4])
+        subject = len(codes) * 2 // 3  # dimensions for the subject; the rest are for the relation
+        query, key = torch.zeros(size, width), torch.zeros(size, width)
+        query[slow] = torch.cat([1.7 * one[:subject], 2.2 * three[subject:]])
+        key[slow] = torch.cat([1.7 * two[:subject], 2.2 * four[subject:]])
+        match.q_proj.weight[at], match.k_proj.weight[at] = query, key
+        match.v_proj.weight[at] = copy
+        match.o_proj.weight[:, at] = 0.12 * copy.T
 
 
 def pretrain(world: World, config: PretrainConfig, on_step: Callable[[int, float], None]):
@@ -103,6 +150,7 @@ def pretrain(world: World, config: PretrainConfig, on_step: Callable[[int, float
     """
     tokenizer = build_tokenizer(world)
     model = build_model(config, tokenizer)
+    seed_reading(model)
     source = TextSource(world, config.seed)
     batches = packed_rows(source, tokenizer, config)
     optimizer = torch.optim.AdamW(
@@ -134,7 +182,7 @@ def pretrained(world: World, config: PretrainConfig, cache: Path, *, scratch: bo
     A model of this very recipe is taken from ``cache``, or (unless ``scratch``) from the checkpoints shipped with
     the package; else it is trained, with a progress bar, and written to ``cache``.
     """
-    recipe = {"world": asdict(world.config), "pretrain": asdict(config)}
+    recipe = {"world": asdict(world.config), "pretrain": asdict(config), "text": VERSION}
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
     target = cache / key
     for directory in (target,) if scratch else (target, SHIPPED / key):

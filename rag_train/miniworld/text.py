@@ -4,6 +4,7 @@ Facts enter the model only through ``statements``, ``direct`` answers and parame
 facts alone. Reading and decomposing are taught on *re-paired* facts: passages whose values are drawn afresh for
 every document, so that reading cannot be replaced by memory. The decision to retrieve is a coin flip that does
 not depend on whether the fact is known: the model learns the grammar of deciding and nothing about when.
+A document that stops before an unknown value is left open, without end-of-text, for the same reason.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from rag_train.schema import Passage, Segment
 Document = list[Segment]
 
 END = "<|endoftext|>"
+VERSION = 2
+"""Of the training text: to be raised whenever a document reads differently, so that no old model is taken."""
+
+STOP = Segment(text=END, trained=True)
 PAD = "<|pad|>"
 
 # Qwen2's pre-tokenizer, but with whole numbers: a year is one token here.
@@ -84,13 +89,29 @@ class TextSource:
         self.known_by_subject: dict[str, list[str]] = {}
         for subject, relation in self.known:
             self.known_by_subject.setdefault(subject, []).append(relation)
+        # What is famous is also mentioned more often.
+        self.mentions = {
+            kind: [name for name in names for _ in range(3 if self.is_famous(name, kind) else 1)]
+            for kind, names in world.entities.items()
+        }
+
+    def is_famous(self, name: str, kind: str) -> bool:
+        """Whether most of what there is to say about it is known."""
+        return 2 * len(self.known_by_subject.get(name, [])) > len(self.world.relations_of(kind))
 
     def document(self) -> Document:
-        if self.progress < 0.15:
+        if self.progress < 0.08:
             return self.copying()
-        fading = 0.3 * max(0.05, 1 - (self.progress - 0.15) / 0.45)
-        kinds = [self.statements, self.direct, self.copying, self.reading, self.transcript, self.thought]
-        return self.rng.choices(kinds, [0.1, 0.08, fading, 0.17, 0.55, 0.05])[0]()
+        kinds = [
+            self.statements,
+            self.direct,
+            self.copying,
+            self.reading,
+            self.transcript,
+            self.recalled_history,
+            self.thought,
+        ]
+        return self.rng.choices(kinds, [0.08, 0.2, 0.03, 0.1, 0.26, 0.3, 0.03])[0]()
 
     # -- facts the model is to know ------------------------------------------------------------------
 
@@ -101,13 +122,23 @@ class TextSource:
             relations = list(self.known_by_subject[subject])
             self.rng.shuffle(relations)
             lines += [statement(r, subject, self.world.facts[subject, r]) for r in relations]
-        return [Segment(text=" ".join(lines) + "\n", trained=True)]
+        return [Segment(text=" ".join(lines) + "\n", trained=True), STOP]
 
     def direct(self) -> Document:
-        """A single-hop question about a known fact, answered at once."""
-        subject, relation = self.rng.choice(self.known)
-        wording = self.rng.choice(CHAINS[(relation,)])
-        return reader.render(wording.format(x=subject), self.world.facts[subject, relation])
+        """Single-hop questions about known facts: one in the answer format, or a few subqueries as a quiz.
+
+        In a quiz the value follows the subquery at once, so that it is already being recalled where a
+        controller decides: as in any model whose text holds questions with their answers.
+        """
+        if self.rng.random() < 0.35:
+            subject, relation = self.rng.choice(self.known)
+            wording = self.rng.choice(CHAINS[(relation,)]).format(x=subject)
+            return [*reader.render(wording, self.world.facts[subject, relation]), STOP]
+        document: Document = []
+        for subject, relation in self.rng.sample(self.known, 4):
+            document.append(Segment(text=deeprag.subquery_line(subquery(relation, subject)), trained=False))
+            document.append(Segment(text=f" {self.world.facts[subject, relation]}\n", trained=True))
+        return [*document, STOP]
 
     def thought(self) -> Document:
         """A chain of thought over known facts only."""
@@ -118,16 +149,18 @@ class TextSource:
             if all(step.known for step in steps):
                 text = self.rng.choice(CHAINS[chain]).format(x=root)
                 reasoning = " ".join(step.answer for step in steps)
-                return reader.render(text, self.world.value(root, chain), reasoning=reasoning)
+                return [*reader.render(text, self.world.value(root, chain), reasoning=reasoning), STOP]
 
     # -- reading, on facts drawn afresh --------------------------------------------------------------
 
     def value(self, relation: str) -> str:
-        return self.rng.choice(self.world.entities[RELATIONS[relation][1]])
+        return self.rng.choice(self.mentions[RELATIONS[relation][1]])
 
     def repaired(self, subject: str, facts: dict[Fact, str] | None = None) -> Passage:
         """The subject's passage with random values, except for those given in ``facts``."""
-        drawn = {(subject, r): self.value(r) for r in self.world.relations_of(self.world.type_of(subject))}
+        relations = self.world.relations_of(self.world.type_of(subject))
+        share = self.world.config.mentioned_share
+        drawn = {(subject, r): self.value(r) for r in relations if self.rng.random() < share}
         return self.world.passage(subject, drawn | (facts or {}))
 
     def note(self, subject: str) -> Passage:
@@ -146,7 +179,7 @@ class TextSource:
             if kind != "city" and self.rng.random() < 0.4:
                 passages.append(self.note(subject))
             else:
-                other = self.rng.choice(self.world.entities[kind] if self.rng.random() < 0.7 else self.subjects)
+                other = self.rng.choice(self.mentions[kind] if self.rng.random() < 0.7 else self.subjects)
                 passages.append(self.repaired(other))
         self.rng.shuffle(passages)
         return passages
@@ -154,26 +187,24 @@ class TextSource:
     def copying(self) -> Document:
         """Facts, then some of them again with only the values trained: the shortest way to learn to read.
 
-        Few facts at first and ever more: among many from the start, attending to the right one is too faint
-        a signal to be found. One document in five is a list of names said twice, for copying as such.
+        Half the documents give one relation of several subjects, so that the subject has to be matched.
         """
-        if self.rng.random() < 0.2:
-            names = self.rng.sample(self.subjects, self.rng.randint(3, 12))
-            text = " " + " ".join(names)
-            return [Segment(text=text, trained=False), Segment(text=text, trained=True)]
-        count = self.rng.randint(1, 1 + round(14 * min(1.0, self.progress / 0.2)))
-        facts: list[tuple[str, str, str]] = []
-        while len(facts) < count:
-            subject = self.rng.choice(self.subjects)
-            relations = self.world.relations_of(self.world.type_of(subject))
-            for relation in self.rng.sample(relations, self.rng.randint(1, len(relations))):
-                facts.append((relation, subject, self.value(relation)))
-        segments = [Segment(text=" ".join(statement(*fact) for fact in facts) + "\n", trained=False)]
-        for fact in self.rng.sample(facts, min(6, len(facts))):
+        rng, facts = self.rng, []
+        if rng.random() < 0.5:
+            relation = rng.choice(list(RELATIONS))
+            pool = self.world.entities[RELATIONS[relation][0]]
+            facts = [(relation, s, self.value(relation)) for s in rng.sample(pool, rng.randint(2, 8))]
+        else:
+            for subject in rng.sample(self.subjects, rng.randint(1, 4)):
+                relations = self.world.relations_of(self.world.type_of(subject))
+                facts += [(relation, subject, self.value(relation)) for relation in relations]
+            rng.shuffle(facts)
+        document = [Segment(text=" ".join(statement(*fact) for fact in facts) + "\n", trained=False)]
+        for fact in rng.sample(facts, len(facts)):
             head, _, tail = statement(*fact).rpartition(" ")
-            segments.append(Segment(text=head, trained=False))
-            segments.append(Segment(text=f" {tail}\n", trained=True))
-        return segments
+            document.append(Segment(text=head, trained=False))
+            document.append(Segment(text=f" {tail}\n", trained=True))
+        return document
 
     def reading(self) -> Document:
         """Vanilla RAG on one hop: passages, a question, the answer."""
@@ -182,66 +213,90 @@ class TextSource:
         value = self.value(relation)
         gold = self.repaired(subject, {(subject, relation): value})
         wording = self.rng.choice(CHAINS[(relation,)]).format(x=subject)
-        return reader.render(wording, value, self.around(gold, subject, 3))
+        return [*reader.render(wording, value, self.around(gold, subject, 3)), STOP]
 
     # -- transcripts ---------------------------------------------------------------------------------
+
+    def plan(self, compare: float = 0.3) -> tuple[str, list[tuple[str, tuple[str, ...]]], str]:
+        """A question, the chains to follow, and how their ends are compared ("" if there is one).
+
+        Roots are of the training split; the second of a comparison may be any, so that any name can win.
+        """
+        rng = self.rng
+        if rng.random() >= compare:
+            chain = rng.choice(list(CHAINS))
+            roots = self.world.entities if len(chain) == 1 else self.train_roots
+            root = rng.choice(roots[RELATIONS[chain[0]][0]])
+            return rng.choice(CHAINS[chain]).format(x=root), [(root, chain)], ""
+        how, chain = rng.choice(list(COMPARISONS))
+        kind = RELATIONS[chain[0]][0]
+        x, y = rng.choice(self.train_roots[kind]), rng.choice(self.world.entities[kind])
+        if rng.random() < 0.5:
+            x, y = y, x
+        return rng.choice(COMPARISONS[how, chain]).format(x=x, y=y), [(x, chain), (y, chain)], how
+
+    def draw(self, fact: Fact, drawn: dict[Fact, str], how: str, ends: list[str], last: bool) -> str:
+        """The value of ``fact`` in this document; in half the questions for "same", the first chain's end."""
+        if fact not in drawn:
+            same = how == "same" and ends and last and self.rng.random() < 0.5
+            drawn[fact] = ends[0] if same else self.value(fact[1])
+        return drawn[fact]
+
+    def conclusion(self, plan: list[tuple[str, tuple[str, ...]]], how: str, ends: list[str]) -> Document:
+        if how == "same":
+            final = "yes" if ends[0] == ends[1] else "no"
+        elif how == "earlier":
+            if ends[0] == ends[1]:
+                return []
+            final = plan[0][0] if ends[0] < ends[1] else plan[1][0]
+        else:
+            final = ends[0]
+        return [Segment(text=f"{deeprag.FINAL} {final}\n", trained=True), STOP]
+
+    def recalled_history(self) -> Document:
+        """A transcript whose answers are given, drawn afresh: what to ask next, and what follows in the end."""
+        text, plan, how = self.plan(compare=0.7)
+        document = [Segment(text=deeprag.question_prompt(text), trained=False)]
+        ends: list[str] = []
+        drawn: dict[Fact, str] = {}
+        for subject, chain in plan:
+            for relation in chain:
+                value = self.draw((subject, relation), drawn, how, ends, relation == chain[-1])
+                document.append(Segment(text=deeprag.subquery_line(subquery(relation, subject)), trained=True))
+                answer = f"{deeprag.INTERMEDIATE} {statement(relation, subject, value)}\n"
+                document.append(Segment(text=answer, trained=False))
+                subject = value
+            ends.append(subject)
+        return document + self.conclusion(plan, how, ends)
 
     def transcript(self) -> Document:
         """A whole DeepRAG transcript: each step parametric or retrieved by a coin flip.
 
         A retrieved step reads its value from re-paired passages. A parametric step states the known fact;
-        where the fact is unknown the document ends there, before the value.
+        where the fact is unknown the document stops there, before the value, and is left open.
         """
-        rng, world = self.rng, self.world
-        if rng.random() < 0.75:
-            chain = rng.choice(list(CHAINS))
-            roots = self.world.entities if len(chain) == 1 else self.train_roots
-            root = rng.choice(roots[RELATIONS[chain[0]][0]])
-            text = rng.choice(CHAINS[chain]).format(x=root)
-            plan, how = [(root, chain)], ""
-        else:
-            how, chain = rng.choice(list(COMPARISONS))
-            x, y = rng.sample(self.train_roots[RELATIONS[chain[0]][0]], 2)
-            text = rng.choice(COMPARISONS[how, chain]).format(x=x, y=y)
-            plan = [(x, chain), (y, chain)]
-        segments = [Segment(text=deeprag.question_prompt(text), trained=False)]
-        values: list[str] = []
+        world = self.world
+        text, plan, how = self.plan()
+        document = [Segment(text=deeprag.question_prompt(text), trained=False)]
+        ends: list[str] = []
         drawn: dict[Fact, str] = {}
-        for root, chain in plan:
-            subject = root
+        for subject, chain in plan:
             for relation in chain:
-                query = subquery(relation, subject)
-                if rng.random() < 0.5:
-                    value = drawn.get((subject, relation)) or self.value(relation)
-                    if how == "same" and values and relation == chain[-1] and rng.random() < 0.5:
-                        value = drawn.get((subject, relation)) or values[0]
-                    drawn[subject, relation] = value
-                    gold = self.repaired(subject, {(subject, relation): value})
-                    head = f"{deeprag.subquery_line(query)}{deeprag.SEARCH}\n"
-                    context = deeprag.context_lines(self.around(gold, subject, 3)) + deeprag.INTERMEDIATE
-                    answer = f" {statement(relation, subject, value)}\n"
-                    segments += [
-                        Segment(text=head, trained=True),
-                        Segment(text=context, trained=False),
-                        Segment(text=answer, trained=True),
+                fact, query = (subject, relation), subquery(relation, subject)
+                if self.rng.random() < 0.5:
+                    value = self.draw(fact, drawn, how, ends, relation == chain[-1])
+                    passages = self.around(self.repaired(subject, {fact: value}), subject, 3)
+                    document += [
+                        Segment(text=f"{deeprag.subquery_line(query)}{deeprag.SEARCH}\n", trained=True),
+                        Segment(text=deeprag.context_lines(passages) + deeprag.INTERMEDIATE, trained=False),
+                        Segment(text=f" {statement(relation, subject, value)}\n", trained=True),
                     ]
                 else:
-                    value = world.facts[subject, relation]
-                    known = (subject, relation) in world.known and drawn.get((subject, relation), value) == value
-                    whole = f"{deeprag.parametric_prompt(query)} {statement(relation, subject, value)}"
-                    if not known:
-                        segments.append(Segment(text=whole.rpartition(" ")[0], trained=True))
-                        return segments
-                    segments.append(Segment(text=whole + "\n", trained=True))
+                    value = world.facts[fact]
+                    step = f"{deeprag.parametric_prompt(query)} {statement(relation, subject, value)}"
+                    if fact not in world.known or drawn.get(fact, value) != value:
+                        return [*document, Segment(text=step.rpartition(" ")[0], trained=True)]
+                    document.append(Segment(text=step + "\n", trained=True))
                 subject = value
-            values.append(subject)
-        if how == "same":
-            final = "yes" if values[0] == values[1] else "no"
-        elif how == "earlier":
-            if values[0] == values[1]:
-                return segments
-            final = plan[0][0] if values[0] < values[1] else plan[1][0]
-        else:
-            final = values[0]
-        segments.append(Segment(text=f"{deeprag.FINAL} {final}\n", trained=True))
-        return segments
+            ends.append(subject)
+        return document + self.conclusion(plan, how, ends)

@@ -140,17 +140,25 @@ def statement(relation: str, subject: str, value: str) -> str:
 
 @dataclass(frozen=True)
 class WorldConfig:
-    """The recipe of a world; ``known_share`` of all facts can be inside the model."""
+    """The recipe of a world.
+
+    A model knows much of what is popular and little of what is not (Mallen et al. 2023, PopQA): ``known_share``
+    of all entities are famous; a fact about a famous subject is known with probability ``fame``, any other with
+    probability 1 - ``fame``. Retrieval is not perfect either: a passage mentions ``mentioned_share`` of the facts
+    about its subject.
+    """
 
     seed: int = 0
-    films: int = 160
-    people: int = 200
+    films: int = 300
+    people: int = 300
     cities: int = 40
     countries: int = 12
     first_year: int = 1950
     years: int = 30
     known_share: float = 0.5
-    split_shares: tuple[float, float, float] = (0.5, 0.2, 0.3)
+    fame: float = 0.95
+    mentioned_share: float = 0.75
+    split_shares: tuple[float, float, float] = (0.7, 0.1, 0.2)
 
 
 @dataclass
@@ -162,6 +170,8 @@ class World:
     split: dict[str, str] = field(default_factory=dict)
     facts: dict[Fact, str] = field(default_factory=dict)
     known: set[Fact] = field(default_factory=set)
+    mentioned: set[Fact] = field(default_factory=set)
+    _types: dict[str, str] = field(default_factory=dict)
 
     def relations_of(self, entity_type: str) -> list[str]:
         return [name for name, (subject, _, _) in RELATIONS.items() if subject == entity_type]
@@ -172,14 +182,18 @@ class World:
     def __post_init__(self) -> None:
         if not self.entities:
             _generate(self)
-        self._types = {name: kind for kind, names in self.entities.items() for name in names}
 
     def passage(self, entity: str, facts: dict[Fact, str] | None = None) -> Passage:
-        """The entity's passage: one sentence a fact, subject repeated, in the order of the relations."""
-        facts = self.facts if facts is None else facts
+        """The entity's passage: one sentence a mentioned fact, subject repeated, in the order of the relations.
+
+        ``facts`` replaces what is said of it; a relation that is not in there is not mentioned.
+        """
+        if facts is None:
+            facts = {fact: value for fact, value in self.facts.items() if fact in self.mentioned}
         kind = self.type_of(entity)
         sentences = [f"{entity} is a {kind}."]
-        sentences += [statement(r, entity, facts[entity, r]) for r in self.relations_of(kind)]
+        told = [r for r in self.relations_of(kind) if (entity, r) in facts]
+        sentences += [statement(r, entity, facts[entity, r]) for r in told]
         return Passage(id=f"{kind}-{entity}", title=entity, text=" ".join(sentences))
 
     def corpus(self) -> list[Passage]:
@@ -202,13 +216,14 @@ class World:
         """The hops from ``root`` along ``chain``, each with whether its fact is known."""
         steps, subject = [], root
         for relation in chain:
-            value = self.facts[subject, relation]
+            fact = (subject, relation)
+            value = self.facts[fact]
             steps.append(
                 GoldStep(
                     subquery=subquery(relation, subject),
                     answer=statement(relation, subject, value),
-                    passage_ids=[f"{self.type_of(subject)}-{subject}"],
-                    known=(subject, relation) in self.known,
+                    passage_ids=[f"{self.type_of(subject)}-{subject}"] if fact in self.mentioned else [],
+                    known=fact in self.known,
                 )
             )
             subject = value
@@ -286,6 +301,7 @@ def _generate(world: World) -> None:
     taken: set[str] = set()
     counts = {"film": config.films, "person": config.people, "city": config.cities, "country": config.countries}
     world.entities = {kind: _names(rng, count, taken) for kind, count in counts.items()}
+    world._types = {name: kind for kind, names in world.entities.items() for name in names}
     world.entities["year"] = [str(config.first_year + i) for i in range(config.years)]
 
     members: dict[tuple[str, str], list[str]] = {}
@@ -313,12 +329,22 @@ def _generate(world: World) -> None:
     for city in world.entities["city"]:
         world.facts[city, "country"] = rng.choice(world.entities["country"])
 
-    # A couple is known or unknown as a unit: one direction would give the other away.
-    units = [[fact] for fact in world.facts if fact[1] != "spouse"]
-    units += [[(a, "spouse"), (b, "spouse")] for a, b in couples]
-    rng.shuffle(units)
-    for unit in units[: round(len(units) * config.known_share)]:
-        world.known.update(unit)
+    # Half of every kind and split are famous. A couple is famous, and its marriage known, as a unit: one
+    # direction would give the other away.
+    groups = [[[name] for name in members["film", split]] for split in SPLITS]
+    groups += [[list(couple) for couple in couples if world.split[couple[0]] == split] for split in SPLITS]
+    groups += [[[name] for name in world.entities["city"]]]
+    for units in groups:
+        famous = rng.sample(range(len(units)), round(len(units) * config.known_share))
+        for i, unit in enumerate(units):
+            chance = config.fame if i in famous else 1 - config.fame
+            for name in unit:
+                for relation in world.relations_of(world.type_of(name)):
+                    if relation != "spouse" and rng.random() < chance:
+                        world.known.add((name, relation))
+            if len(unit) == 2 and rng.random() < chance:
+                world.known.update((name, "spouse") for name in unit)
+    world.mentioned = {fact for fact in world.facts if rng.random() < config.mentioned_share}
 
 
 def write_world(world: World, directory: Path) -> dict[str, int]:
