@@ -151,8 +151,8 @@ class WorldConfig:
     seed: int = 0
     films: int = 300
     people: int = 300
-    cities: int = 40
-    countries: int = 12
+    cities: int = 60
+    countries: int = 40
     first_year: int = 1950
     years: int = 30
     known_share: float = 0.5
