@@ -2,6 +2,9 @@
 
 bm25s builds the index. Searching is done here, because its top-k selection leaves the order of equal scores to
 chance, and a training set must come out the same twice.
+
+bm25s and numba are imported when first used: vLLM's workers import the main script of whoever starts them, and on a
+CPU they fail on finding llvmlite there.
 """
 
 from __future__ import annotations
@@ -15,14 +18,12 @@ import shutil
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import bm25s
-import numba
 import numpy as np
 import Stemmer
-from bm25s.stopwords import STOPWORDS_EN
 from pydantic import ValidationError
 
 from rag_train.errors import UserError
@@ -41,7 +42,6 @@ _FILES = {_LINES, _OFFSETS, _VOCABULARY, *(f"{name}.npy" for name in _ARRAYS)}
 _REMEDY = "rebuild it with `rag-train index`"
 
 _WORD = re.compile(r"\b\w\w+\b")
-_STOPWORDS = {None: frozenset(), "en": frozenset(STOPWORDS_EN)}
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,9 @@ def tokenizer(config: BM25Config) -> Callable[[str], list[str]]:
 
     Make one for each thread: a Snowball stemmer must not be shared.
     """
-    stopwords = _STOPWORDS[config.stopwords]
+    from bm25s.stopwords import STOPWORDS_EN
+
+    stopwords = frozenset(STOPWORDS_EN if config.stopwords else ())
     stem = Stemmer.Stemmer(config.stemmer).stemWords if config.stemmer else list
 
     def tokenize(text: str) -> list[str]:
@@ -179,6 +181,8 @@ class BM25Index:
             raise UserError("bm25: no passages to index; give a corpus with at least one")
         if progress:
             progress(len(documents))
+        import bm25s
+
         scorer = bm25s.BM25(k1=config.k1, b=config.b, method=config.method)
         with np.errstate(invalid="ignore"):  # the mean length is 0 if no passage has any token
             scorer.index((documents, vocabulary), create_empty_token=False, show_progress=False)
@@ -201,7 +205,7 @@ class BM25Index:
     def _search(self, tokens: list[str], k: int) -> list[Passage]:
         known = np.array([self._vocabulary[t] for t in tokens if t in self._vocabulary], dtype=np.int64)
         scores = np.zeros(len(self), dtype=np.float32)
-        _add_scores(scores, known, *(self._postings[name] for name in _ARRAYS))
+        _adder()(scores, known, *(self._postings[name] for name in _ARRAYS))
         return [self.passages[i].model_copy(update={"score": float(scores[i])}) for i in top_k(scores, k)]
 
     def save(self, directory: str | Path) -> None:
@@ -238,6 +242,8 @@ class BM25Index:
             np.save(directory / f"{name}.npy", self._postings[name])
         with (directory / _VOCABULARY).open("w", encoding="utf-8") as file:
             json.dump(list(self._vocabulary), file, ensure_ascii=False)
+        import bm25s
+
         manifest = _Manifest(
             format=FORMAT,
             version=VERSION,
@@ -285,14 +291,20 @@ class BM25Index:
         return cls(manifest.config, PassageStore(lines, offsets), vocabulary, postings, manifest.corpus_sha256)
 
 
-@numba.njit(nogil=True)
-def _add_scores(
-    scores: np.ndarray, tokens: np.ndarray, data: np.ndarray, indices: np.ndarray, indptr: np.ndarray
-) -> None:
-    """Add each token's column of the sparse (passages x tokens) score matrix to ``scores``."""
-    for token in tokens:
-        for i in range(indptr[token], indptr[token + 1]):
-            scores[indices[i]] += data[i]
+@cache
+def _adder() -> Callable[..., None]:
+    import numba
+
+    @numba.njit(nogil=True)
+    def add_scores(
+        scores: np.ndarray, tokens: np.ndarray, data: np.ndarray, indices: np.ndarray, indptr: np.ndarray
+    ) -> None:
+        """Add each token's column of the sparse (passages x tokens) score matrix to ``scores``."""
+        for token in tokens:
+            for i in range(indptr[token], indptr[token + 1]):
+                scores[indices[i]] += data[i]
+
+    return add_scores
 
 
 def _read_manifest(directory: Path) -> _Manifest:
