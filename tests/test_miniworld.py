@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_train.formats.deeprag import CONTEXT
-from rag_train.miniworld.text import TextSource, build_tokenizer
+from rag_train.formats.deeprag import CONTEXT, FINAL, INTERMEDIATE
+from rag_train.miniworld.text import END, TextSource, build_tokenizer
 from rag_train.miniworld.world import SPLITS, World, WorldConfig, statement
 
 
@@ -44,6 +44,32 @@ def test_gold_steps_lead_to_the_answer(world: World):
         assert question.hops == len(question.decomposition)
         if question.type == "chain":
             assert question.decomposition[-1].answer.endswith(f" {question.answers[0]}.")
+
+
+def test_half_of_every_split_is_famous_and_a_passage_tells_only_what_is_mentioned(world: World):
+    for split in SPLITS:
+        shares = [
+            sum((e, r) in world.known for r in world.relations_of(world.type_of(e)))
+            for e in world.split
+            if world.split[e] == split
+        ]
+        assert 0.35 < sum(share >= 2 for share in shares) / len(shares) < 0.65
+    for passage in world.corpus()[:60]:
+        for relation in world.relations_of(world.type_of(passage.title)):
+            fact = (passage.title, relation)
+            assert (statement(relation, passage.title, world.facts[fact]) in passage.text) == (
+                fact in world.mentioned
+            )
+
+
+def test_only_finished_documents_end_in_end_of_text(world: World):
+    source = TextSource(world, seed=2)
+    source.progress = 0.5
+    for _ in range(300):
+        document = source.transcript()
+        text = "".join(segment.text for segment in document)
+        assert text.endswith(END) == (FINAL in text)
+        assert text.endswith((END, " is", f"{INTERMEDIATE} ", "\n"))
 
 
 def test_same_seed_same_world(world: World):
