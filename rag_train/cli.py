@@ -87,15 +87,13 @@ def index(
     output: Annotated[Path, typer.Argument(help="Index directory to write.")],
     as_json: Json = False,
 ) -> None:
-    """Build a BM25 index."""
-    from rag_train.retrieval.bm25 import BM25Index
+    """Build a BM25 index. A build that was killed goes on when the same command is given again."""
+    from rag_train.retrieval.bm25_build import build_bm25
     from rag_train.retrieval.corpus import read_corpus
 
     with console.status(f"indexing {corpus}") as status:
-        built = BM25Index.build(read_corpus(corpus), progress=lambda n: status.update(f"{n:,} passages"))
-    built.save(output)
-    summary = {"index": str(output), "passages": len(built), "corpus_sha256": built.corpus_sha256}
-    _report(as_json, summary, f"{output}: {len(built):,} passages")
+        passages = build_bm25(read_corpus(corpus), output, progress=lambda n: status.update(f"{n:,} passages"))
+    _report(as_json, {"index": str(output), "passages": passages}, f"{output}: {passages:,} passages")
 
 
 @synth_app.command("deeprag")

@@ -6,10 +6,12 @@ import asyncio
 import json
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import bm25s
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +19,8 @@ from hypothesis import strategies as st
 from eval.datasets import load_questions
 from rag_train.errors import UserError
 from rag_train.retrieval.batching import AsyncRetriever
-from rag_train.retrieval.bm25 import BM25Config, BM25Index
+from rag_train.retrieval.bm25 import BM25Config, BM25Index, indexed_text, tokenizer
+from rag_train.retrieval.bm25_build import build_bm25
 from rag_train.retrieval.corpus import chunk, read_corpus
 from rag_train.retrieval.rank_bm25 import RankBM25Index
 from rag_train.schema import Passage
@@ -173,7 +176,7 @@ def test_equal_scores_come_in_corpus_order() -> None:
 
 def test_a_corpus_without_any_token(tmp_path: Path) -> None:
     passages = [Passage(id="1", text="?"), Passage(id="2", text="the")]
-    BM25Index.build(passages).save(tmp_path / "index")
+    build_bm25(passages, tmp_path / "index")
     for retriever in (BM25Index.load(tmp_path / "index"), RankBM25Index(passages)):
         assert retriever.search(NASTY_QUERIES, 3) == [[] for _ in NASTY_QUERIES]
     for build in (BM25Index.build, RankBM25Index):
@@ -196,9 +199,9 @@ def test_bad_parameters(field: str, value: float) -> None:
 
 
 @pytest.fixture(scope="module")
-def saved(index: BM25Index, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("bm25") / "index"
-    index.save(directory)
+    build_bm25(PASSAGES, directory, shard=70)
     return directory
 
 
@@ -227,39 +230,76 @@ def test_any_text_is_a_query_and_a_saved_index_answers_the_same(
         assert other.search(queries, k) == found
 
 
-def test_build_reports_progress_and_reads_a_stream() -> None:
+def test_the_index_is_that_of_bm25s(index: BM25Index) -> None:
+    tokenize = tokenizer(BM25Config())
+    reference = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
+    reference.index([tokenize(indexed_text(p)) for p in PASSAGES], show_progress=False)
+    for query in (p.text[:40] for p in make_passages(30, seed=2)):
+        scores = reference.get_scores(tokenize(query))
+        assert [scores[int(p.id)] for p in index.search([query], 20)[0]] == pytest.approx(
+            sorted(scores[scores > 0], reverse=True)[:20], rel=1e-5
+        )
+
+
+def test_build_reports_progress_and_reads_a_stream(tmp_path: Path) -> None:
     seen: list[int] = []
     stream = (Passage(id=str(i), text="a few words") for i in range(2500))
-    assert len(BM25Index.build(stream, progress=seen.append)) == 2500
-    assert seen == [1000, 2000, 2500]
+    assert build_bm25(stream, tmp_path / "index", progress=seen.append, shard=2200) == 2500
+    assert seen == [1000, 2000, 2200, 2500]
 
 
-def test_saving_replaces_an_index_and_nothing_else(
+class Killed(BaseException):
+    """Stops a build as a kill does: nothing of ours catches it."""
+
+
+@settings(max_examples=15, deadline=None)
+@given(after=st.integers(0, 299), shard=st.integers(1, 120))
+def test_a_killed_build_goes_on_to_the_same_index(
+    tmp_path_factory: pytest.TempPathFactory, after: int, shard: int
+) -> None:
+    root = tmp_path_factory.mktemp("killed")
+    build_bm25(PASSAGES, root / "whole", shard=shard)
+
+    def stream(passages: list[Passage], until: int) -> Iterator[Passage]:
+        yield from passages[:until]
+        raise Killed
+
+    with pytest.raises(Killed):
+        build_bm25(stream(PASSAGES, after), root / "index", shard=shard)
+    assert not (root / "index").exists()
+    if after >= shard:
+        with pytest.raises(UserError, match="another corpus"):
+            build_bm25(PASSAGES[1:], root / "index", shard=shard)
+    build_bm25(PASSAGES, root / "index", shard=shard)
+    for file in (root / "whole").iterdir():
+        assert file.read_bytes() == (root / "index" / file.name).read_bytes()
+    assert sorted(path.name for path in root.iterdir()) == ["index", "whole"]
+
+
+def test_building_replaces_an_index_and_nothing_else(
     index: BM25Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = tmp_path / "index"
-    index.save(directory)
-    smaller = BM25Index.build(PASSAGES[:10], BM25Config(k1=0.9))
-    smaller.save(directory)
-    assert len(BM25Index.load(directory)) == 10
-    assert BM25Index.load(directory).config == smaller.config
-    assert BM25Index.load(directory).corpus_sha256 == smaller.corpus_sha256 != index.corpus_sha256
+    build_bm25(PASSAGES, directory)
+    build_bm25(PASSAGES[:10], directory, BM25Config(k1=0.9))
+    smaller = BM25Index.load(directory)
+    assert len(smaller) == 10 and smaller.config == BM25Config(k1=0.9)
+    assert smaller.corpus_sha256 != index.corpus_sha256
 
-    def fail(partial: Path) -> None:
-        (partial / "data.npy").write_bytes(b"half")
+    def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(index, "_write", fail)
+    monkeypatch.setattr(np, "save", fail)
     with pytest.raises(UserError, match="No space left"):
-        index.save(directory)
+        build_bm25(PASSAGES, directory)
+    monkeypatch.undo()
     assert len(BM25Index.load(directory)) == 10
-    assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "passages.jsonl").write_text("precious")
     for path in (tmp_path / "mine", tmp_path / "mine" / "passages.jsonl"):
         with pytest.raises(UserError):
-            smaller.save(path)
+            build_bm25(PASSAGES, path)
     assert (tmp_path / "mine" / "passages.jsonl").read_text() == "precious"
 
 
@@ -284,14 +324,14 @@ DAMAGE = {
 @pytest.mark.parametrize("problem", DAMAGE)
 def test_a_damaged_index_is_refused_and_can_be_rebuilt(index: BM25Index, tmp_path: Path, problem: str) -> None:
     directory = tmp_path / "index"
-    index.save(directory)
+    build_bm25(PASSAGES, directory)
     DAMAGE[problem](directory)
     with pytest.raises(UserError) as caught:
         BM25Index.load(directory)
     message = str(caught.value)
     assert problem in message and "rag-train index" in message and "\n" not in message
     if (directory / "index.json").exists():
-        index.save(directory)
+        build_bm25(PASSAGES, directory)
         assert len(BM25Index.load(directory)) == len(index)
 
 

@@ -1,10 +1,10 @@
-"""BM25 over bm25s' eager index: scores are computed when indexing, and a search only adds them up.
+"""BM25 as bm25s does it (Lù 2024): scores are computed when indexing, and a search only adds them up.
 
-bm25s builds the index. Searching is done here, because its top-k selection leaves the order of equal scores to
-chance, and a training set must come out the same twice.
+bm25s is the reference that the tests compare with. It is not used itself, because it builds in memory and its top-k
+selection leaves the order of equal scores to chance, and a training set must come out the same twice.
 
-bm25s and numba are imported when first used: vLLM's workers import the main script of whoever starts them, and on a
-CPU they fail on finding llvmlite there.
+bm25s (for its stop words) and numba are imported when first used: vLLM's workers import the main script of whoever
+starts them, and on a CPU they fail on finding llvmlite there.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-import os
 import re
-import shutil
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -27,11 +25,11 @@ import Stemmer
 from pydantic import ValidationError
 
 from rag_train.errors import UserError
-from rag_train.retrieval.corpus import PassageStore, encode
+from rag_train.retrieval.corpus import PassageStore
 from rag_train.schema import Passage, Record
 
 FORMAT = "rag-train-bm25"
-VERSION = 1
+VERSION = 2
 
 _MANIFEST = "index.json"
 _LINES = "passages.jsonl"
@@ -112,10 +110,8 @@ class _Manifest(Record):
 
     format: str
     version: int
-    bm25s: str
     config: BM25Config
     passages: int
-    tokens: int
     corpus_sha256: str
     files: dict[str, _File]
 
@@ -149,45 +145,17 @@ class BM25Index:
         return len(self.passages)
 
     @classmethod
-    def build(
-        cls,
-        passages: Iterable[Passage],
-        config: BM25Config | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> BM25Index:
-        """Index passages, which may be a stream.
-
-        Args:
-            passages: with ids of their own, as `read_corpus` makes sure of.
-            config: tokenisation and parameters; the defaults if not given.
-            progress: called with the number of passages read so far, every thousand and at the end.
+    def build(cls, passages: Iterable[Passage], config: BM25Config | None = None) -> BM25Index:
+        """Index passages that fit in memory; `build_bm25` indexes any number into a directory.
 
         Raises:
             UserError: if there are no passages.
         """
-        config = config or BM25Config()
-        tokenize = tokenizer(config)
-        lines, offsets = bytearray(), array("q", [0])
-        vocabulary: dict[str, int] = {}
-        documents: list[array[int]] = []  # arrays, not lists: 4 bytes a token
-        for passage in passages:
-            lines += encode(passage)
-            offsets.append(len(lines))
-            tokens = tokenize(indexed_text(passage))
-            documents.append(array("i", [vocabulary.setdefault(token, len(vocabulary)) for token in tokens]))
-            if progress and len(documents) % 1000 == 0:
-                progress(len(documents))
-        if not documents:
-            raise UserError("bm25: no passages to index; give a corpus with at least one")
-        if progress:
-            progress(len(documents))
-        import bm25s
+        from rag_train.retrieval.bm25_build import build_bm25
 
-        scorer = bm25s.BM25(k1=config.k1, b=config.b, method=config.method)
-        with np.errstate(invalid="ignore"):  # the mean length is 0 if no passage has any token
-            scorer.index((documents, vocabulary), create_empty_token=False, show_progress=False)
-        postings = {name: scorer.scores[name] for name in _ARRAYS}
-        return cls(config, PassageStore(lines, offsets), vocabulary, postings, hashlib.sha256(lines).hexdigest())
+        with TemporaryDirectory() as directory:
+            build_bm25(passages, Path(directory, "index"), config)
+            return cls.load(Path(directory, "index"), mmap=False)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """For each query at most ``k`` passages that share a token with it, best first, with scores.
@@ -208,63 +176,12 @@ class BM25Index:
         _adder()(scores, known, *(self._postings[name] for name in _ARRAYS))
         return [self.passages[i].model_copy(update={"score": float(scores[i])}) for i in top_k(scores, k)]
 
-    def save(self, directory: str | Path) -> None:
-        """Write the index; another index in the directory is replaced, and only once this one is complete.
-
-        Raises:
-            UserError: if the directory holds anything but an index, or cannot be written.
-        """
-        directory = Path(directory).resolve()
-        partial = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
-        replaced = directory.with_name(f".{directory.name}.{os.getpid()}.replaced")
-        try:
-            if directory.exists():
-                names = {path.name for path in directory.iterdir()}
-                if names and not {_MANIFEST} <= names <= {_MANIFEST, *_FILES}:
-                    raise UserError(f"{directory} holds other files than an index; choose another directory")
-            partial.mkdir(parents=True)
-            self._write(partial)
-            if directory.exists():
-                directory.rename(replaced)
-            partial.rename(directory)
-            shutil.rmtree(replaced, ignore_errors=True)
-        except OSError as error:
-            raise UserError(
-                f"cannot write index {directory}: {error.strerror}; choose a writable place with enough room"
-            ) from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-
-    def _write(self, directory: Path) -> None:
-        (directory / _LINES).write_bytes(self.passages.lines)
-        np.save(directory / _OFFSETS, np.asarray(self.passages.offsets, dtype=np.int64))
-        for name in _ARRAYS:
-            np.save(directory / f"{name}.npy", self._postings[name])
-        with (directory / _VOCABULARY).open("w", encoding="utf-8") as file:
-            json.dump(list(self._vocabulary), file, ensure_ascii=False)
-        import bm25s
-
-        manifest = _Manifest(
-            format=FORMAT,
-            version=VERSION,
-            bm25s=bm25s.__version__,
-            config=self.config,
-            passages=len(self),
-            tokens=len(self._vocabulary),
-            corpus_sha256=self.corpus_sha256,
-            files={
-                name: _File(bytes=(directory / name).stat().st_size, sha256=_sha256(directory / name))
-                for name in sorted(_FILES)
-            },
-        )
-        (directory / _MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-
     @classmethod
     def load(cls, directory: str | Path, mmap: bool = True) -> BM25Index:
         """Open a saved index after checking every file's size and SHA-256.
 
         Args:
-            directory: what `save` wrote.
+            directory: what `build_bm25` wrote.
             mmap: leave postings and passages on disk; only the vocabulary is read into memory.
 
         Raises:
@@ -289,6 +206,22 @@ class BM25Index:
             raise UserError(f"index {directory}: {error.filename}: {error.strerror}; {_REMEDY}") from error
         vocabulary = {token: i for i, token in enumerate(tokens)}
         return cls(manifest.config, PassageStore(lines, offsets), vocabulary, postings, manifest.corpus_sha256)
+
+
+def write_manifest(directory: Path, config: BM25Config, passages: int) -> None:
+    """Make the other files of an index one, by their sizes and hashes."""
+    manifest = _Manifest(
+        format=FORMAT,
+        version=VERSION,
+        config=config,
+        passages=passages,
+        corpus_sha256=_sha256(directory / _LINES),
+        files={
+            name: _File(bytes=(directory / name).stat().st_size, sha256=_sha256(directory / name))
+            for name in sorted(_FILES)
+        },
+    )
+    (directory / _MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
 @cache
