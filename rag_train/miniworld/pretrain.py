@@ -44,11 +44,11 @@ class PretrainConfig:
     rope_theta: float = 1e10
     row_tokens: int = 256
     rows: int = 2
-    steps: int = 12000
+    steps: int = 11000
     lr: float = 6e-4
     weight_decay: float = 0.02
     cooldown: float = 0.4
-    warmup: float = 0.02
+    warmup: float = 0.1
 
 
 def packed_rows(source: TextSource, tokenizer, config: PretrainConfig) -> Iterator[tuple[torch.Tensor, ...]]:

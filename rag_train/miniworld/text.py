@@ -21,6 +21,9 @@ from rag_train.schema import Passage, Segment
 
 Document = list[Segment]
 
+COPYING = 0.1
+"""The first part of the training, in which there is nothing but copying."""
+
 END = "<|endoftext|>"
 VERSION = 2
 """Of the training text: to be raised whenever a document reads differently, so that no old model is taken."""
@@ -100,7 +103,7 @@ class TextSource:
         return 2 * len(self.known_by_subject.get(name, [])) > len(self.world.relations_of(kind))
 
     def document(self) -> Document:
-        if self.progress < 0.08:
+        if self.progress < COPYING:
             return self.copying()
         kinds = [
             self.statements,
@@ -111,7 +114,8 @@ class TextSource:
             self.recalled_history,
             self.thought,
         ]
-        return self.rng.choices(kinds, [0.08, 0.2, 0.03, 0.1, 0.26, 0.3, 0.03])[0]()
+        copying = max(0.03, 0.4 * (1 - (self.progress - COPYING) / 0.3))
+        return self.rng.choices(kinds, [0.08, 0.2, copying, 0.1, 0.26, 0.3, 0.03])[0]()
 
     # -- facts the model is to know ------------------------------------------------------------------
 
@@ -187,15 +191,18 @@ class TextSource:
     def copying(self) -> Document:
         """Facts, then some of them again with only the values trained: the shortest way to learn to read.
 
-        Half the documents give one relation of several subjects, so that the subject has to be matched.
+        Half the documents give one relation of several subjects, so that the subject has to be matched. Few
+        facts at first and ever more: among many from the start, the right one is too faint a signal.
         """
         rng, facts = self.rng, []
+        most = min(1.0, self.progress / COPYING)
         if rng.random() < 0.5:
             relation = rng.choice(list(RELATIONS))
             pool = self.world.entities[RELATIONS[relation][0]]
-            facts = [(relation, s, self.value(relation)) for s in rng.sample(pool, rng.randint(2, 8))]
+            subjects = rng.sample(pool, rng.randint(2, 2 + round(6 * most)))
+            facts = [(relation, subject, self.value(relation)) for subject in subjects]
         else:
-            for subject in rng.sample(self.subjects, rng.randint(1, 4)):
+            for subject in rng.sample(self.subjects, rng.randint(1, 1 + round(3 * most))):
                 relations = self.world.relations_of(self.world.type_of(subject))
                 facts += [(relation, subject, self.value(relation)) for relation in relations]
             rng.shuffle(facts)
