@@ -69,6 +69,8 @@ class StageRecipe:
     """Examples per step."""
     beta: float = 0.4
     """dpo: how much the model pays for leaving the reference."""
+    balance: bool = False
+    """dpo: as many pairs for either decision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +233,7 @@ def _train(stage: str, settings: StageRecipe, model: Path, data: Path, output: P
             epochs=settings.epochs,
             batch_size=settings.batch_size,
             beta=settings.beta,
+            balance=settings.balance,
             seed=seed,
             max_tokens=1024,
             save_steps=100,

@@ -208,6 +208,13 @@ def test_snippets_are_tokenised_as_in_a_transcript(tmp_path: Path):
     assert inference[: len(written)] == written
 
 
+def test_balanced_pairs_choose_either_decision_equally_often(tmp_path: Path):
+    path = write(tmp_path / "d", [pair(i) for i in (0, 2, 4, 1, 6)])
+    rows, report = dpo_rows(path, TOKENIZER, max_tokens=99, chat=False, balance=True)
+    assert report.examples == 2 and rows[0]["chosen_ids"] == rows[1]["rejected_ids"]
+    assert len(dpo_rows(path, TOKENIZER, max_tokens=99, chat=False)[0]) == 5
+
+
 # -- learning --------------------------------------------------------------------------------------------
 
 

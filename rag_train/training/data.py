@@ -6,6 +6,7 @@ transcript itself. A token belongs to the stretch of text in which it starts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,16 +72,24 @@ def sft_rows(
 
 
 def dpo_rows(
-    path: str | Path, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int, chat: bool
+    path: str | Path, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int, chat: bool, balance: bool = False
 ) -> tuple[list[dict[str, list[int]]], DataReport]:
     """``prompt_ids``, ``chosen_ids`` and ``rejected_ids`` of every PreferencePair in ``path``.
+
+    With ``balance``, the first pairs of each chosen snippet only, as many as the rarest snippet has.
 
     No end-of-text token follows the snippets, since the transcript goes on after them. A pair of more than
     ``max_tokens`` is dropped: a shorter history would be another state. Raises UserError on a bad line, on a
     prompt whose last token runs into the completion, or if no pair is left.
     """
     rows, report = [], DataReport()
-    for place, pair in _records(path, PreferencePair):
+    pairs = list(_records(path, PreferencePair))
+    share = min(Counter(pair.chosen for _, pair in pairs).values(), default=0)
+    taken: Counter[str] = Counter()
+    for place, pair in pairs:
+        taken[pair.chosen] += 1
+        if balance and taken[pair.chosen] > share:
+            continue
         prompt = pair.prompt
         if chat:
             prompt = as_turn(tokenizer, prompt[: pair.history_start]) + prompt[pair.history_start :]
