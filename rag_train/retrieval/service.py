@@ -132,8 +132,12 @@ def server(api: FastAPI) -> uvicorn.Server:
 
 async def _body(request: Request, limits: Limits) -> bytes:
     """The body; it is not read further than the limit."""
-    parts, size = [], 0
-    async for part in request.stream():
+    parts, size, more = [], 0, True
+    while more:  # not request.stream(), which makes an asynchronous generator for each request
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part, more = message.get("body", b""), message.get("more_body", False)
         size += len(part)
         if size > limits.body:
             raise HTTPException(413, f"the body is larger than {limits.body} bytes; send fewer queries at once")
