@@ -64,7 +64,7 @@ class RetrievalClient:
     def _ask(self, method: str, path: str, **content: Any) -> httpx.Response:
         try:
             response = send(self._client, method, self.url + path, self.retries, **content)
-        except (httpx.TransportError, httpx.InvalidURL) as error:
+        except (httpx.RequestError, httpx.InvalidURL) as error:
             raise self._error(str(error) or type(error).__name__) from error
         if response.status_code != 200:
             raise self._error(f"status {response.status_code}, {_detail(response)}")
@@ -72,7 +72,8 @@ class RetrievalClient:
 
     def _error(self, problem: str) -> UserError:
         return UserError(
-            f"retrieval service {self.url}: {problem}; start one with `rag-train serve retriever`, or mend the address"
+            f"retrieval service {self.url}: {problem}; "
+            "start one with `rag-train serve retriever`, or mend the address"
         )
 
 

@@ -5,8 +5,6 @@ Concurrent requests are searched together, in batches of what is waiting. `Retri
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +29,6 @@ try:
 except ImportError as error:
     raise UserError(f'{error.name} is not installed; run pip install "rag-train[retrieval]"') from error
 
-_log = logging.getLogger(__name__)
 _PREFIX = "rag_train_retrieval"
 
 
