@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +99,8 @@ def serve(retriever: Retriever, host: str = "127.0.0.1", port: int = 8000, limit
     Raises:
         UserError: if the address cannot be listened on.
     """
-    with listen(host, port) as sock:
+    # Uvicorn raises the interruption again after it has ended in order.
+    with suppress(KeyboardInterrupt), listen(host, port) as sock:
         server(app(retriever, limits)).run(sockets=[sock])
 
 
