@@ -1,0 +1,209 @@
+"""Web search as a retriever: the JSON of Bing, SearxNG and Serper, whose snippets become passages."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from pydantic import ValidationError
+
+from rag_train.errors import UserError
+from rag_train.retrieval.corpus import parse_json
+from rag_train.retrieval.http import BUSY, encodable, httpx, retry_after, send
+from rag_train.schema import Passage
+
+_log = logging.getLogger(__name__)
+_LONGEST_QUERY = 1500
+"""Characters; Bing's limit, and about what fits into an address. The rest of a longer query is cut off."""
+
+
+@dataclass(frozen=True)
+class Provider:
+    """How one kind of web search is asked, and where its answer holds what.
+
+    Attributes:
+        name: what the retriever is called.
+        url: where it is asked by default; None if everyone runs their own.
+        key: the environment variable of the API key; None if there is none.
+        key_header: the header that carries it.
+        method: GET with parameters, or POST with the same as JSON.
+        parameters: from query and number of results to parameters.
+        results: the path of keys to the list of results.
+        fields: the keys of a result's address, title and snippet.
+    """
+
+    name: str
+    url: str | None
+    key: str | None
+    key_header: str
+    method: str
+    parameters: Callable[[str, int], dict[str, Any]]
+    results: tuple[str, ...]
+    fields: tuple[str, str, str]
+
+
+PROVIDERS = {
+    provider.name: provider
+    for provider in (
+        Provider(
+            name="bing",
+            url="https://api.bing.microsoft.com/v7.0/search",
+            key="BING_API_KEY",
+            key_header="Ocp-Apim-Subscription-Key",
+            method="GET",
+            parameters=lambda query, k: {"q": query, "count": min(k, 50)},
+            results=("webPages", "value"),
+            fields=("url", "name", "snippet"),
+        ),
+        Provider(
+            name="searxng",
+            url=None,
+            key=None,
+            key_header="",
+            method="GET",
+            parameters=lambda query, k: {"q": query, "format": "json"},
+            results=("results",),
+            fields=("url", "title", "content"),
+        ),
+        Provider(
+            name="serper",
+            url="https://google.serper.dev/search",
+            key="SERPER_API_KEY",
+            key_header="X-API-KEY",
+            method="POST",
+            parameters=lambda query, k: {"q": query, "num": min(k, 100)},
+            results=("organic",),
+            fields=("link", "title", "snippet"),
+        ),
+    )
+}
+
+
+class WebRetriever:
+    """Searches the web; a passage is a result's title and snippet, its id the address.
+
+    The score is one over the rank. A query that is blank, that the provider refuses or whose answer cannot be read
+    gets an empty list; the last two are counted and logged.
+
+    Args:
+        provider: a key of `PROVIDERS`.
+        url: where it is asked, if not at the provider's own address.
+        timeout: seconds to wait for a connection, and for each part of an answer.
+        retries: attempts after the first, where the provider is busy or cannot be reached.
+        concurrency: queries under way at once.
+
+    Attributes:
+        problems: how many queries got an empty list for which reason.
+
+    Raises:
+        UserError: if the provider is unknown, or its address or API key is missing.
+    """
+
+    def __init__(
+        self, provider: str, url: str | None = None, timeout: float = 10.0, retries: int = 3, concurrency: int = 8
+    ):
+        if provider not in PROVIDERS:
+            raise UserError(f"unknown web search {provider!r}; give one of {', '.join(PROVIDERS)}")
+        self.provider = PROVIDERS[provider]
+        self.name = provider
+        self.url = url or self.provider.url
+        if self.url is None:
+            raise UserError(f"{provider}: no address; give the search page's, such as http://127.0.0.1:8080/search")
+        self.retries = retries
+        self.concurrency = concurrency
+        self.problems: Counter[str] = Counter()
+        self._client = httpx.Client(timeout=timeout, headers=_key_header(self.provider))
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """At most ``k`` passages for each query, in the provider's order; fewer where it gives no more.
+
+        Raises:
+            ValueError: if ``k`` is less than 1.
+            UserError: if the provider cannot be reached, does not accept the key, or the quota is used up.
+        """
+        if k < 1:
+            raise ValueError(f"k is {k}; ask for at least one passage")
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            return list(pool.map(lambda query: self._search(query, k), queries))
+
+    def _search(self, query: str, k: int) -> list[Passage]:
+        query = encodable(query)[:_LONGEST_QUERY].strip()
+        if not query:
+            return []
+        response = self._ask(self.provider.parameters(query, k))
+        if response.status_code != 200:
+            return self._nothing(query, f"status {response.status_code}")
+        try:
+            results = parse_json(response.text)
+        except (ValueError, RecursionError):
+            return self._nothing(query, "an answer that is not JSON")
+        for key in self.provider.results:
+            results = results.get(key) if isinstance(results, dict) else None
+        if not isinstance(results, list):
+            return self._nothing(query, f"an answer without {'.'.join(self.provider.results)}")
+        passages: dict[str, Passage] = {}
+        for passage in filter(None, map(self._passage, results)):
+            passages.setdefault(passage.id, passage)
+        if results and not passages:
+            return self._nothing(query, f"results without {', '.join(self.provider.fields)}")
+        ranked = enumerate(islice(passages.values(), k), 1)
+        return [passage.model_copy(update={"score": 1 / rank}) for rank, passage in ranked]
+
+    def _ask(self, parameters: dict[str, Any]) -> httpx.Response:
+        """The response, unless it means that the other queries will not be answered either."""
+        assert self.url is not None
+        content = {"params": parameters} if self.provider.method == "GET" else {"json": parameters}
+        try:
+            response = send(self._client, self.provider.method, self.url, self.retries, **content)
+        except (httpx.RequestError, httpx.InvalidURL) as error:
+            raise UserError(
+                f"{self.name}: no answer from {self.url} ({error or type(error).__name__}); "
+                "check the address and the network, or give a longer timeout"
+            ) from error
+        match response.status_code:
+            case 401 | 403:
+                key = self.provider.key
+                mend = f"set {key} to a valid API key" if key else "allow the JSON format in its settings"
+                raise UserError(f"{self.name}: {self.url} refuses us (status {response.status_code}); {mend}")
+            case 429:
+                wait = retry_after(response)
+                again = f"in {wait:.0f} seconds" if wait else "later"
+                raise UserError(f"{self.name}: the quota is used up; try again {again}, or ask for fewer searches")
+            case status if status in BUSY:
+                raise UserError(f"{self.name}: {self.url} is not working (status {status}); try again later")
+        return response
+
+    def _passage(self, result: Any) -> Passage | None:
+        """A result as a passage; None without an address and a snippet."""
+        if not isinstance(result, dict):
+            return None
+        url, title, snippet = (result.get(field) for field in self.provider.fields)
+        if not url or not snippet:
+            return None
+        try:
+            return Passage(id=url, title=title or "", text=snippet)
+        except ValidationError:
+            return None
+
+    def _nothing(self, query: str, problem: str) -> list[Passage]:
+        self.problems[problem] += 1
+        _log.warning("%s: %s; no passages for %r", self.name, problem, query[:200])
+        return []
+
+
+def _key_header(provider: Provider) -> dict[str, str]:
+    """The header with the API key. The key is kept nowhere else, and appears in no message."""
+    if provider.key is None:
+        return {}
+    key = os.environ.get(provider.key, "").strip()
+    if not key:
+        raise UserError(f"{provider.name}: no API key; set the environment variable {provider.key}")
+    if not (key.isascii() and key.isprintable()):
+        raise UserError(f"{provider.name}: {provider.key} holds characters that no API key has; set it again")
+    return {provider.key_header: key}
