@@ -69,6 +69,8 @@ class StageRecipe:
     """Examples per step."""
     beta: float = 0.4
     """dpo: how much the model pays for leaving the reference."""
+    sft_weight: float = 0.0
+    """dpo: weight of an imitation term on the chosen snippet."""
     balance: bool = False
     """dpo: as many pairs for either decision."""
 
@@ -233,6 +235,7 @@ def _train(stage: str, settings: StageRecipe, model: Path, data: Path, output: P
             epochs=settings.epochs,
             batch_size=settings.batch_size,
             beta=settings.beta,
+            sft_weight=settings.sft_weight,
             balance=settings.balance,
             seed=seed,
             max_tokens=1024,

@@ -65,6 +65,8 @@ class TrainRecipe:
     """dpo: how much the model pays for leaving the reference."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """dpo: probability that a preference is the wrong way round (robust DPO); 0 is the paper's loss."""
+    sft_weight: Annotated[float, Field(ge=0)] = 0.0
+    """dpo: weight of an imitation term on the chosen snippet, which keeps it likely; 0 is the paper's loss."""
     balance: bool = False
     """dpo: as many pairs for either decision. A search more often solves what the model knows."""
     chat: Literal["auto", True, False] = "auto"

@@ -24,6 +24,10 @@ class CalibrationTrainer(DPOTrainer):
 
     with y_w and y_l the snippets that announce the better and the worse decision, and pi_ref the model that
     training starts from. The reference log-probabilities are computed once, before the first step.
+
+    L bounds no probability: both snippets may become rare, as long as the worse one does so faster, and at
+    inference a third continuation wins. ``sft_weight`` adds that much of - log pi(y_w | s_i, q_i), averaged over
+    its tokens (as Pang et al. 2024, iterative RPO); 0 is the paper's loss.
     """
 
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
@@ -44,7 +48,8 @@ def dpo_trainer(
         **trainer_arguments(recipe, checkpoints),
         beta=recipe.beta,
         label_smoothing=recipe.label_smoothing,
-        loss_type=["robust" if recipe.label_smoothing else "sigmoid"],
+        loss_type=["robust" if recipe.label_smoothing else "sigmoid", *(["sft"] if recipe.sft_weight else [])],
+        loss_weights=[1.0, recipe.sft_weight] if recipe.sft_weight else None,
         precompute_ref_log_probs=True,
     )
     # On disk, because the first process hands the reference log-probabilities to the others beside it.
