@@ -21,7 +21,7 @@ help:
 	$(BIN)/python -m pip install -q uv
 	$(BIN)/python -m pip install -q "torch==2.13.0+cpu" 2>/dev/null || \
 		$(BIN)/uv pip install -q --python $(BIN)/python --torch-backend cpu "torch==2.13.0"
-	$(BIN)/python -m pip install -q -e ".[cpu,wandb,dev]"
+	$(BIN)/python -m pip install -q -e ".[cpu,retrieval,wandb,dev]"
 	@# The index's builds of these three do not match CPU PyTorch, and break importing transformers.
 	-$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@

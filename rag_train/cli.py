@@ -23,6 +23,8 @@ app = typer.Typer(
 )
 synth_app = typer.Typer(no_args_is_help=True, help="Synthesise training data from a recipe.")
 app.add_typer(synth_app, name="synth")
+serve_app = typer.Typer(no_args_is_help=True, help="Serve over HTTP.")
+app.add_typer(serve_app, name="serve")
 
 Json = Annotated[bool, typer.Option("--json", help="Print a summary as JSON on standard output.")]
 Overrides = Annotated[
@@ -94,6 +96,22 @@ def index(
     with console.status(f"indexing {corpus}") as status:
         passages = build_bm25(read_corpus(corpus), output, progress=lambda n: status.update(f"{n:,} passages"))
     _report(as_json, {"index": str(output), "passages": passages}, f"{output}: {passages:,} passages")
+
+
+@serve_app.command("retriever")
+def serve_retriever(
+    index: Annotated[Path, typer.Argument(help="Index directory made by `rag-train index`.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    max_k: Annotated[int, typer.Option(help="Most passages for a query.")] = 100,
+) -> None:
+    """Serve an index: POST /search, GET /health, /metrics and /docs."""
+    from rag_train.retrieval.bm25 import BM25Index
+    from rag_train.retrieval.service import Limits, serve
+
+    retriever = BM25Index.load(index)
+    console.print(f"{retriever.name}: {len(retriever):,} passages, http://{host}:{port}/docs")
+    serve(retriever, host, port, Limits(k=max_k))
 
 
 @synth_app.command("deeprag")
