@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -106,7 +107,7 @@ def seed_reading(model: Qwen2ForCausalLM) -> None:
     compare, in dimensions that hardly rotate: a token that follows "The R of X is" attends to a token that
     follows the same words, and copies it. Training has to make all of it precise, and to learn when to use it.
     """
-    config = model.config
+    config, layers = cast(Any, model.config), cast(Any, model.model.layers)  # torch's types are wider than this
     width, heads = config.hidden_size, config.num_attention_heads
     size = width // heads
     rates = config.rope_parameters["rope_theta"] ** (-torch.arange(0, size, 2) / size)  # radians per token
@@ -114,7 +115,7 @@ def seed_reading(model: Qwen2ForCausalLM) -> None:
     def orthonormal(rows: int, columns: int) -> torch.Tensor:
         return torch.linalg.qr(torch.randn(columns, rows))[0].T
 
-    back = model.model.layers[0].self_attn
+    back = layers[0].self_attn
     seen, subspaces = orthonormal(size, width), orthonormal(width, width).split(size)
     fast = 7.0 * (rates > 0.003)
     for head, subspace in enumerate(subspaces):
@@ -126,7 +127,7 @@ def seed_reading(model: Qwen2ForCausalLM) -> None:
         back.v_proj.weight[at] = seen
         back.o_proj.weight[:, at] = 0.12 * subspace.T
 
-    match = model.model.layers[1].self_attn
+    match = layers[1].self_attn
     slow = torch.cat([rates, rates]) <= 0.004
     copied = orthonormal(width, width).split(size)
     for head, copy in enumerate(copied):
