@@ -33,13 +33,13 @@ def test_help_needs_no_heavy_imports():
 
 @pytest.fixture
 def world(tmp_path: Path) -> Path:
-    write_world(World(WorldConfig(films=10, people=10, cities=4, countries=2)), tmp_path / "world")
+    write_world(World(WorldConfig(films=20, people=20, cities=4, countries=2)), tmp_path / "world")
     return tmp_path / "world"
 
 
 def test_index_and_its_mistakes(monkeypatch: pytest.MonkeyPatch, capsys, world: Path, tmp_path: Path):
     assert call(monkeypatch, "index", str(world / "corpus.jsonl"), str(tmp_path / "index"), "--json") == 0
-    assert json.loads(capsys.readouterr().out)["passages"] == 44
+    assert json.loads(capsys.readouterr().out)["passages"] == 84
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"id": "1", "text": "a"}\n{"id": "2"\n')
     for corpus, message in ((broken, "line 2"), (tmp_path / "gone.jsonl", "gone.jsonl")):
@@ -56,6 +56,8 @@ def test_index_and_its_mistakes(monkeypatch: pytest.MonkeyPatch, capsys, world: 
         (["demo", "test_question=1"], "unknown key 'test_question'; did you mean 'test_questions'?"),
         (["train", "gone.yaml"], "recipe gone.yaml: No such file or directory"),
         (["synth", "deeprag", "recipes/deeprag_synth.yaml"], "no file 'data/hotpotqa/hotpot_train_v1.1.json'"),
+        (["demo", "world.people=10"], "leave 0 to the dev split"),
+        (["serve", "retriever", "tests"], "tests: "),
         (["report", "gone.json", "out.html"], "gone.json: No such file or directory"),
     ],
 )

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rag_train.errors import UserError
 from rag_train.schema import GoldStep, Passage, Question, Record
 
 SPLITS = ("train", "dev", "test")
@@ -310,6 +311,11 @@ def _generate(world: World) -> None:
         for split, share in zip(SPLITS, config.split_shares, strict=True):
             size = round(len(names) * share) // 2 * 2  # even, so that all people of a split can be paired
             members[kind, split] = names[start:] if split == SPLITS[-1] else names[start : start + size]
+            if len(members[kind, split]) < 2 or len(members[kind, split]) % 2:
+                raise UserError(
+                    f"world: {counts[kind]} of {kind} leave {len(members[kind, split])} to the {split} split, "
+                    "which needs an even number, 2 or more; give an even number, 20 or more"
+                )
             start += size
             world.split.update(dict.fromkeys(members[kind, split], split))
 
