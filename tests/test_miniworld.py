@@ -80,7 +80,7 @@ def test_same_seed_same_world(world: World):
 
 @given(text=st.text())
 def test_the_tokenizer_loses_nothing(text: str):
-    tokenizer = build_tokenizer(World(WorldConfig(films=10, people=10, cities=4, countries=2)))
+    tokenizer = build_tokenizer(World(WorldConfig(films=20, people=20, cities=4, countries=2)))
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 

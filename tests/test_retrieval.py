@@ -315,7 +315,7 @@ DAMAGE = {
     "index.json is not JSON": lambda d: (d / "index.json").write_text('{"format": "rag'),
     "no readable index.json": lambda d: (d / "index.json").unlink(),
     "of version 0": lambda d: edit(d, version=0),
-    "not a BM25 index": lambda d: edit(d, format="faiss"),
+    "not a rag-train-bm25 index": lambda d: edit(d, format="faiss"),
     "index.json was changed": lambda d: edit(d, config={"k1": "high"}),
     "index.json lists other files": lambda d: edit(d, files={}),
 }

@@ -9,35 +9,30 @@ starts them, and on a CPU they fail on finding llvmlite there.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import mmap
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import Stemmer
-from pydantic import ValidationError
 
 from rag_train.errors import UserError
 from rag_train.retrieval.corpus import PassageStore
-from rag_train.schema import Passage, Record
+from rag_train.retrieval.directory import OFFSETS, PASSAGES, changed, open_passages, read_manifest, unreadable
+from rag_train.schema import Passage
 
 FORMAT = "rag-train-bm25"
 VERSION = 2
 
-_MANIFEST = "index.json"
-_LINES = "passages.jsonl"
-_OFFSETS = "offsets.npy"
-_VOCABULARY = "vocabulary.json"
+VOCABULARY = "vocabulary.json"
+
 _ARRAYS = ("data", "indices", "indptr")
-_FILES = {_LINES, _OFFSETS, _VOCABULARY, *(f"{name}.npy" for name in _ARRAYS)}
-_REMEDY = "rebuild it with `rag-train index`"
+_FILES = {PASSAGES, OFFSETS, VOCABULARY, *(f"{name}.npy" for name in _ARRAYS)}
 
 _WORD = re.compile(r"\b\w\w+\b")
 
@@ -98,22 +93,6 @@ def top_k(scores: np.ndarray, k: int) -> np.ndarray:
         threshold = np.partition(scores[hits], -k)[-k]
         hits = hits[scores[hits] >= threshold]
     return hits[np.argsort(-scores[hits], kind="stable")[:k]]
-
-
-class _File(Record):
-    bytes: int
-    sha256: str
-
-
-class _Manifest(Record):
-    """``index.json``, the last file written into an index directory."""
-
-    format: str
-    version: int
-    config: BM25Config
-    passages: int
-    corpus_sha256: str
-    files: dict[str, _File]
 
 
 class BM25Index:
@@ -188,40 +167,20 @@ class BM25Index:
             UserError: if the directory is missing, is no index, is incomplete or damaged, or of another version.
         """
         directory = Path(directory)
-        manifest = _read_manifest(directory)
+        manifest = read_manifest(directory, FORMAT, VERSION, _FILES)
         try:
-            for name, file in manifest.files.items():
-                size = (directory / name).stat().st_size
-                if size != file.bytes:
-                    raise UserError(f"index {directory}: {name} has {size} bytes, not {file.bytes}; {_REMEDY}")
-            for name, file in manifest.files.items():
-                if _sha256(directory / name) != file.sha256:
-                    raise UserError(f"index {directory}: {name} was changed after it was written; {_REMEDY}")
-            mode = "r" if mmap else None
-            lines = _map(directory / _LINES) if mmap else (directory / _LINES).read_bytes()
-            offsets = np.load(directory / _OFFSETS, mmap_mode=mode)
-            postings = {name: np.load(directory / f"{name}.npy", mmap_mode=mode) for name in _ARRAYS}
-            tokens = json.loads((directory / _VOCABULARY).read_text(encoding="utf-8"))
+            config = BM25Config(**manifest.config)
+            postings = {
+                name: np.load(directory / f"{name}.npy", mmap_mode="r" if mmap else None) for name in _ARRAYS
+            }
+            tokens = json.loads((directory / VOCABULARY).read_text(encoding="utf-8"))
+            passages = open_passages(directory, in_memory=not mmap)
+        except (TypeError, UserError) as error:
+            raise changed(directory, "index.json") from error
         except OSError as error:
-            raise UserError(f"index {directory}: {error.filename}: {error.strerror}; {_REMEDY}") from error
+            raise unreadable(directory, error) from error
         vocabulary = {token: i for i, token in enumerate(tokens)}
-        return cls(manifest.config, PassageStore(lines, offsets), vocabulary, postings, manifest.corpus_sha256)
-
-
-def write_manifest(directory: Path, config: BM25Config, passages: int) -> None:
-    """Make the other files of an index one, by their sizes and hashes."""
-    manifest = _Manifest(
-        format=FORMAT,
-        version=VERSION,
-        config=config,
-        passages=passages,
-        corpus_sha256=_sha256(directory / _LINES),
-        files={
-            name: _File(bytes=(directory / name).stat().st_size, sha256=_sha256(directory / name))
-            for name in sorted(_FILES)
-        },
-    )
-    (directory / _MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        return cls(config, passages, vocabulary, postings, manifest.corpus_sha256)
 
 
 @cache
@@ -238,35 +197,3 @@ def _adder() -> Callable[..., None]:
                 scores[indices[i]] += data[i]
 
     return add_scores
-
-
-def _read_manifest(directory: Path) -> _Manifest:
-    try:
-        manifest: Any = json.loads((directory / _MANIFEST).read_bytes())
-    except OSError as error:
-        raise UserError(f"index {directory}: no readable {_MANIFEST} ({error.strerror}); {_REMEDY}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"index {directory}: {_MANIFEST} is not JSON; {_REMEDY}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise UserError(f"index {directory}: not a BM25 index of rag-train; {_REMEDY}")
-    if manifest.get("version") != VERSION:
-        raise UserError(
-            f"index {directory}: of version {manifest.get('version')!r}, this rag-train reads {VERSION}; {_REMEDY}"
-        )
-    try:
-        checked = _Manifest.model_validate(manifest)
-    except (ValidationError, UserError) as error:
-        raise UserError(f"index {directory}: {_MANIFEST} was changed after it was written; {_REMEDY}") from error
-    if set(checked.files) != _FILES:
-        raise UserError(f"index {directory}: {_MANIFEST} lists other files than an index has; {_REMEDY}")
-    return checked
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _map(path: Path) -> mmap.mmap:
-    with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

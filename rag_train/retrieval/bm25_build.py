@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 
 from rag_train.errors import UserError
-from rag_train.retrieval.bm25 import BM25Config, indexed_text, tokenizer, write_manifest
+from rag_train.retrieval.bm25 import FORMAT, VERSION, VOCABULARY, BM25Config, indexed_text, tokenizer
 from rag_train.retrieval.corpus import encode
+from rag_train.retrieval.directory import OFFSETS, PASSAGES, check_replaceable, put, write_manifest
 from rag_train.schema import Passage
 
 SHARD = 100_000
@@ -56,29 +57,14 @@ def build_bm25(
         check_replaceable(directory)
         total = _read(iter(passages), work, config, progress or (lambda _: None), shard)
         _lay_out(work, config)
-        write_manifest(work / "index", config, total)
-        replaced = directory.with_name(f".{directory.name}.replaced")
-        if directory.exists():
-            directory.rename(replaced)
-        (work / "index").rename(directory)
-        shutil.rmtree(replaced, ignore_errors=True)
+        write_manifest(work / "index", FORMAT, VERSION, asdict(config), total)
+        put(work / "index", directory)
         shutil.rmtree(work)
     except OSError as error:
         raise UserError(
             f"cannot write index {directory}: {error.strerror}; choose a writable place with enough room"
         ) from error
     return total
-
-
-def check_replaceable(directory: Path) -> None:
-    """Raises UserError if the directory holds anything but an index."""
-    if not directory.exists():
-        return
-    if not directory.is_dir():
-        raise UserError(f"{directory} is a file; choose another directory")
-    names = {path.name for path in directory.iterdir()}
-    if names and "index.json" not in names:
-        raise UserError(f"{directory} holds other files than an index; choose another directory")
 
 
 def _read(passages: Iterator[Passage], work: Path, config: BM25Config, progress: Any, size: int) -> int:
@@ -91,7 +77,7 @@ def _read(passages: Iterator[Passage], work: Path, config: BM25Config, progress:
         for token in json.loads((work / f"{state['name']}.tokens.json").read_text(encoding="utf-8")):
             vocabulary[token] = len(vocabulary)
     total = sum(state["passages"] for state in done)
-    with (work / "passages.jsonl").open("r+b") as lines:
+    with (work / PASSAGES).open("r+b") as lines:
         lines.truncate(sum(state["bytes"] for state in done))
         lines.seek(0, os.SEEK_END)
         while block := list(islice(passages, size)):
@@ -125,10 +111,10 @@ def _read(passages: Iterator[Passage], work: Path, config: BM25Config, progress:
     index = work / "index"
     shutil.rmtree(index, ignore_errors=True)
     index.mkdir()
-    os.link(work / "passages.jsonl", index / "passages.jsonl")
+    os.link(work / PASSAGES, index / PASSAGES)
     sizes = np.concatenate([np.load(work / f"{state['name']}.sizes.npy") for state in done])
-    np.save(index / "offsets.npy", np.concatenate([[0], np.cumsum(sizes)]))
-    (index / "vocabulary.json").write_text(json.dumps(list(vocabulary), ensure_ascii=False), encoding="utf-8")
+    np.save(index / OFFSETS, np.concatenate([[0], np.cumsum(sizes)]))
+    (index / VOCABULARY).write_text(json.dumps(list(vocabulary), ensure_ascii=False), encoding="utf-8")
     return total
 
 
@@ -144,7 +130,7 @@ def _resume(passages: Iterator[Passage], work: Path, begun: dict[str, Any], prog
     if not done:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
-        (work / "passages.jsonl").touch()
+        (work / PASSAGES).touch()
     read = 0
     for state in done:
         digest = hashlib.sha256()
@@ -163,7 +149,7 @@ def _lay_out(work: Path, config: BM25Config) -> None:
     """Score the shards' postings and sort them by token: the columns of the sparse score matrix."""
     index = work / "index"
     shards = sorted(work.glob("shard-*.postings.npy"))
-    vocabulary = len(json.loads((index / "vocabulary.json").read_text(encoding="utf-8")))
+    vocabulary = len(json.loads((index / VOCABULARY).read_text(encoding="utf-8")))
     frequency = np.zeros(vocabulary, dtype=np.int64)
     lengths = []
     for shard in shards:
