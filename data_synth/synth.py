@@ -51,14 +51,14 @@ class DeepRAGRecipe:
 
 async def synthesize(recipe: DeepRAGRecipe) -> Summary:
     """Load what the recipe names, open its engine, and write its records. Raises UserError for bad input."""
-    from rag_train.retrieval.bm25 import BM25Index
+    from rag_train.retrieval.indexes import load_index
 
     questions = [
         question
         for path in recipe.questions
         for question in _sample(load_questions(path), recipe.sample, recipe.seed)
     ]
-    index = BM25Index.load(recipe.index)
+    index = load_index(recipe.index)
     async with open_engine(recipe.model, recipe.engine) as llm:
         return await synthesize_with(recipe, llm, AsyncRetriever(index), questions, index.corpus_sha256)
 

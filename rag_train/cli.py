@@ -87,14 +87,34 @@ def world(
 def index(
     corpus: Annotated[Path, typer.Argument(help="JSON Lines (BEIR, FlashRAG) or DPR's TSV.")],
     output: Annotated[Path, typer.Argument(help="Index directory to write.")],
+    kind: Annotated[str, typer.Option(help="bm25 or dense.")] = "bm25",
+    encoder: Annotated[
+        str | None,
+        typer.Option(help="dense: directory or hub name; all-MiniLM-L6-v2 from its package if not given."),
+    ] = None,
+    vectors: Annotated[
+        str, typer.Option(help="dense: FAISS index factory string, such as IVF4096,PQ64 or HNSW32.")
+    ] = "Flat",
+    search: Annotated[str, typer.Option(help="dense: FAISS search parameters, such as nprobe=32.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Build a BM25 index. A build that was killed goes on when the same command is given again."""
-    from rag_train.retrieval.bm25_build import build_bm25
-    from rag_train.retrieval.corpus import read_corpus
+    """Build an index. A build that was killed goes on when the same command is given again.
 
-    with console.status(f"indexing {corpus}") as status:
-        passages = build_bm25(read_corpus(corpus), output, progress=lambda n: status.update(f"{n:,} passages"))
+    Dense indexes are encoded by every process of `accelerate launch -m rag_train.cli index …`.
+    """
+    from rag_train.progress import progress
+    from rag_train.retrieval.corpus import count_lines
+    from rag_train.retrieval.indexes import build_index
+
+    seen = 0
+    with progress(f"indexing {corpus.name}", count_lines(corpus)) as advance:
+
+        def on_passages(done: int) -> None:
+            nonlocal seen
+            advance(done - seen)
+            seen = done
+
+        passages = build_index(kind, corpus, output, on_passages, encoder=encoder, vectors=vectors, search=search)
     _report(as_json, {"index": str(output), "passages": passages}, f"{output}: {passages:,} passages")
 
 
@@ -106,10 +126,10 @@ def serve_retriever(
     max_k: Annotated[int, typer.Option(help="Most passages for a query.")] = 100,
 ) -> None:
     """Serve an index: POST /search, GET /health, /metrics and /docs."""
-    from rag_train.retrieval.bm25 import BM25Index
+    from rag_train.retrieval.indexes import load_index
     from rag_train.retrieval.service import Limits, serve
 
-    retriever = BM25Index.load(index)
+    retriever = load_index(index)
     console.print(f"{retriever.name}: {len(retriever):,} passages, http://{host}:{port}/docs")
     serve(retriever, host, port, Limits(k=max_k))
 
@@ -165,12 +185,12 @@ def evaluate(
     from eval.datasets import sample as draw
     from eval.run import evaluate_model
     from rag_train.retrieval.batching import AsyncRetriever
-    from rag_train.retrieval.bm25 import BM25Index
+    from rag_train.retrieval.indexes import load_index
 
     asked = load_questions(questions)
     if sample is not None and sample < len(asked):
         asked = draw(asked, sample, seed)
-    found = BM25Index.load(index)
+    found = load_index(index)
     summaries = asyncio.run(
         evaluate_model(
             model,

@@ -60,6 +60,19 @@ def read_corpus(path: str | Path) -> Iterator[Passage]:
         raise UserError(f"corpus {path}: empty; give a file with one passage a line")
 
 
+def count_lines(path: str | Path) -> int:
+    """Lines of a file, which is about how many passages a corpus has; for progress bars.
+
+    Raises:
+        UserError: if the file cannot be read.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 24), b""))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; give the path of a readable file") from error
+
+
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number from 1, object) for each line that is not blank.
 

@@ -1,0 +1,295 @@
+"""Dense retrieval: passages as vectors in a FAISS index, the best inner products first.
+
+``kind`` is FAISS's own index factory string: ``Flat`` is exact; ``IVF4096,Flat``, ``IVF4096,PQ64`` and ``HNSW32``
+are faster or smaller. Whether products are cosines is the encoder's ``normalize``, kept in the index's record; and
+the record keeps a query's vector, so that an index is never asked with another encoder than it was made with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from rag_train.errors import UserError
+from rag_train.retrieval.corpus import PassageStore, encode
+from rag_train.retrieval.directory import (
+    OFFSETS,
+    PASSAGES,
+    REMEDY,
+    changed,
+    check_replaceable,
+    open_passages,
+    put,
+    read_manifest,
+    unreadable,
+    write_manifest,
+)
+from rag_train.retrieval.encoder import EXTRA, Encoder, EncoderConfig
+from rag_train.schema import Passage
+
+FORMAT = "rag-train-dense"
+VERSION = 1
+
+SHARD = 10_000
+"""Passages encoded at a time: what a killed build loses at most."""
+
+_VECTORS = "vectors.faiss"
+_PROBE = "probe.npy"
+_PROBE_TEXT = "Which film did the director of Inception make next?"
+_FILES = {PASSAGES, OFFSETS, _VECTORS, _PROBE}
+_TRAINING = 256
+"""Vectors that k-means is given for each of its centroids, FAISS's own limit."""
+
+
+@dataclass(frozen=True)
+class DenseConfig:
+    """How an index is built and searched.
+
+    Attributes:
+        encoder: what makes the vectors.
+        kind: FAISS's index factory string.
+        search: FAISS's search parameters, such as ``nprobe=32`` (IVF) or ``efSearch=128`` (HNSW).
+    """
+
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    kind: str = "Flat"
+    search: str = ""
+
+
+class DenseIndex:
+    """A FAISS index with its passages and encoder; make one by `build` or `load`.
+
+    Attributes:
+        config: how it was built.
+        encoder: of the queries.
+        passages: the passages in corpus order, as their vectors are.
+        corpus_sha256: of the passages as JSON Lines; it names the corpus in records made with this index.
+    """
+
+    name = "dense"
+
+    def __init__(self, config: DenseConfig, encoder: Encoder, passages: PassageStore, vectors, corpus_sha256: str):
+        self.config = config
+        self.encoder = encoder
+        self.passages = passages
+        self.corpus_sha256 = corpus_sha256
+        self._vectors = vectors
+
+    def __len__(self) -> int:
+        return len(self.passages)
+
+    @classmethod
+    def build(cls, passages: Iterable[Passage], config: DenseConfig | None = None) -> DenseIndex:
+        """Index passages that fit in memory; `build_dense` indexes any number into a directory.
+
+        Raises:
+            UserError: if there are no passages, or the configuration is not valid.
+        """
+        with TemporaryDirectory() as directory:
+            build_dense(passages, Path(directory, "index"), config)
+            return cls.load(Path(directory, "index"), mmap=False)
+
+    @classmethod
+    def load(cls, directory: str | Path, mmap: bool = True, device: str | None = None) -> DenseIndex:
+        """Open a saved index after checking every file's size and SHA-256, and its encoder against its record.
+
+        Args:
+            directory: what `build_dense` wrote.
+            mmap: leave vectors and passages on disk until they are used.
+            device: of the encoder.
+
+        Raises:
+            UserError: as `read_manifest`; or if the encoder cannot be loaded or is not the one of the index.
+        """
+        faiss = _faiss()
+        directory = Path(directory)
+        manifest = read_manifest(directory, FORMAT, VERSION, _FILES)
+        try:
+            encoder_config = EncoderConfig(**manifest.config["encoder"])
+            config = DenseConfig(encoder_config, manifest.config["kind"], manifest.config["search"])
+            passages = open_passages(directory, in_memory=not mmap)
+            vectors = faiss.read_index(str(directory / _VECTORS), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
+            probe = np.load(directory / _PROBE)
+        except OSError as error:
+            raise unreadable(directory, error) from error
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise changed(directory, "index.json") from error
+        encoder = Encoder(encoder_config, device)
+        if not _same(encoder.encode_queries([_PROBE_TEXT]), probe):
+            model = encoder_config.query_model or encoder_config.model
+            raise UserError(f"index {directory}: made with another encoder than {model} is now; {REMEDY}")
+        if config.search:
+            faiss.ParameterSpace().set_index_parameters(vectors, config.search)
+        if faiss.get_num_gpus() > 0:
+            vectors = faiss.index_cpu_to_all_gpus(vectors)
+        return cls(config, encoder, passages, vectors, manifest.corpus_sha256)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """The ``k`` passages with the largest inner products for each query, with them as scores.
+
+        Equal scores are in corpus order. Approximate kinds of index may find fewer than ``k``.
+
+        Raises:
+            ValueError: if ``k`` is less than 1.
+        """
+        if k < 1:
+            raise ValueError(f"k is {k}; ask for at least one passage")
+        scores, positions = self.search_vectors(self.encoder.encode_queries(queries), k)
+        return [
+            [self.passages[p].model_copy(update={"score": float(s)}) for s, p in zip(*found, strict=True) if p >= 0]
+            for found in zip(scores.tolist(), positions.tolist(), strict=True)
+        ]
+
+    def search_vectors(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """As `search`, for query vectors (n, dimension): scores and positions (n, k), -1 where none was found."""
+        scores, positions = self._vectors.search(vectors, min(k, len(self)))
+        order = np.lexsort((positions, -scores), axis=1)
+        return np.take_along_axis(scores, order, 1), np.take_along_axis(positions, order, 1)
+
+
+def build_dense(
+    passages: Iterable[Passage],
+    directory: str | Path,
+    config: DenseConfig | None = None,
+    progress: Callable[[int], None] | None = None,
+    shard: int = SHARD,
+) -> int:
+    """Encode and index passages, which may be a stream, into ``directory``; returns how many there were.
+
+    Under `accelerate launch` the shards are shared out among the processes. The same call after a kill encodes
+    only what is not encoded yet: a shard's file is named by a hash of its passages and of the encoder's settings.
+    An index that was in the directory is replaced at the end.
+
+    Args:
+        progress: called with the number of passages encoded so far.
+
+    Raises:
+        UserError: if there are no passages, ``kind`` or ``search`` is not FAISS's, the encoder cannot be loaded, or
+            the directory holds anything but an index or cannot be written.
+    """
+    from accelerate import PartialState
+
+    config = config or DenseConfig()
+    directory = Path(directory).resolve()
+    state = PartialState()
+    encoder = Encoder(config.encoder, str(state.device))
+    empty = _empty_index(config, encoder.dimension)
+    work = directory.with_name(f".{directory.name}.building")
+    try:
+        check_replaceable(directory)
+        work.mkdir(parents=True, exist_ok=True)
+        if state.is_main_process:
+            shutil.rmtree(work / "index", ignore_errors=True)
+            (work / "index").mkdir()
+        state.wait_for_everyone()
+        shards = _encode(iter(passages), work, encoder, state, progress or (lambda _: None), shard)
+        state.wait_for_everyone()
+        total = sum(len(np.load(path, mmap_mode="r")) for path in shards)
+        if state.is_main_process:
+            if not total:
+                shutil.rmtree(work)
+                raise UserError("dense: no passages to index; give a corpus with at least one")
+            _faiss().write_index(_filled(empty, shards), str(work / "index" / _VECTORS))
+            np.save(work / "index" / _PROBE, encoder.encode_queries([_PROBE_TEXT]))
+            write_manifest(work / "index", FORMAT, VERSION, asdict(config), total)
+            put(work / "index", directory)
+            shutil.rmtree(work)
+        state.wait_for_everyone()
+    except OSError as error:
+        raise UserError(
+            f"cannot write index {directory}: {error.strerror}; choose a writable place with enough room"
+        ) from error
+    return total
+
+
+def _encode(
+    passages: Iterator[Passage], work: Path, encoder: Encoder, state, progress: Callable[[int], None], size: int
+) -> list[Path]:
+    """Every shard's file of vectors, in corpus order; the main process writes down the passages as well."""
+    shards: list[Path] = []
+    offsets = [0]
+    total = 0
+    settings = json.dumps(asdict(encoder.config), sort_keys=True).encode()
+    with (work / "index" / PASSAGES if state.is_main_process else Path(os.devnull)).open("wb") as lines:
+        while block := list(islice(passages, size)):
+            encoded = [encode(passage) for passage in block]
+            lines.write(b"".join(encoded))
+            for line in encoded:
+                offsets.append(offsets[-1] + len(line))
+            digest = hashlib.sha256(settings + b"".join(encoded)).hexdigest()[:16]
+            path = work / f"{len(shards):06}-{digest}.npy"
+            if len(shards) % state.num_processes == state.process_index and not path.exists():
+                vectors = []
+                for start in range(0, len(block), 512):
+                    vectors.append(encoder.encode_passages(block[start : start + 512]))
+                    progress(total + min(start + 512, len(block)))
+                temporary = path.with_suffix(".tmp.npy")
+                np.save(temporary, np.concatenate(vectors))
+                temporary.replace(path)
+            shards.append(path)
+            total += len(block)
+            progress(total)
+    if state.is_main_process:
+        np.save(work / "index" / OFFSETS, np.array(offsets, dtype=np.int64))
+    return shards
+
+
+def _empty_index(config: DenseConfig, dimension: int):
+    faiss = _faiss()
+    try:
+        index = faiss.index_factory(dimension, config.kind, faiss.METRIC_INNER_PRODUCT)
+        if config.search:
+            faiss.ParameterSpace().set_index_parameters(index, config.search)
+    except RuntimeError as error:
+        reason = str(error).rpartition(": ")[2]
+        raise UserError(
+            f"dense: kind={config.kind} search={config.search!r} does not suit {dimension} dimensions ({reason}); "
+            "give for example kind=Flat, or kind=IVF1024,PQ64 search=nprobe=32"
+        ) from error
+    return index
+
+
+def _filled(index, shards: list[Path]):
+    """Train the index, if its kind needs it, on a sample drawn evenly from the whole corpus; add all vectors."""
+    faiss = _faiss()
+    if not index.is_trained:
+        sizes = [len(np.load(path, mmap_mode="r")) for path in shards]
+        inverted = faiss.try_extract_index_ivf(index)
+        wanted = _TRAINING * max(256, inverted.nlist if inverted is not None else 0)
+        step = max(1, sum(sizes) // wanted)
+        sample = np.concatenate([np.load(path, mmap_mode="r")[::step] for path in shards])
+        if inverted is not None and len(sample) < inverted.nlist:
+            raise UserError(
+                f"dense: {sum(sizes):,} passages are too few for {inverted.nlist} clusters; "
+                f"give a kind with fewer, such as IVF{max(1, sum(sizes) // 39)},Flat, or Flat"
+            )
+        try:
+            index.train(sample)
+        except RuntimeError as error:
+            raise UserError(
+                f"dense: {sum(sizes):,} passages are too few to train this kind of index; give kind=Flat"
+            ) from error
+    for path in shards:
+        index.add(np.load(path))
+    return index
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and bool(np.linalg.norm(a - b) <= 0.01 * np.linalg.norm(b))
+
+
+def _faiss():
+    try:
+        import faiss
+    except ImportError as error:
+        raise UserError(f"dense retrieval needs FAISS; {EXTRA.replace('retrieval', 'cpu')} (or [gpu])") from error
+    return faiss
