@@ -38,4 +38,8 @@ def progress(label: str, total: int, done: int = 0) -> Iterator[Callable[..., No
             if note is not None:
                 bar.update(task, note=note)
 
-        yield advance
+        try:
+            yield advance
+        except BaseException:
+            bar.live.transient = True  # the error is all there is to say
+            raise
