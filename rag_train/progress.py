@@ -30,16 +30,20 @@ def progress(label: str, total: int, done: int = 0) -> Iterator[Callable[..., No
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
         TextColumn("{task.fields[note]}"),
     )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task(label, total=total, completed=done, note="")
+    bar = Progress(*columns, console=console)
+    task = bar.add_task(label, total=total, completed=done, note="")
 
-        def advance(steps: int = 1, note: str | None = None) -> None:
-            bar.advance(task, steps)
-            if note is not None:
-                bar.update(task, note=note)
+    def advance(steps: int = 1, note: str | None = None) -> None:
+        bar.advance(task, steps)
+        if note is not None:
+            bar.update(task, note=note)
 
-        try:
-            yield advance
-        except BaseException:
-            bar.live.transient = True  # the error is all there is to say
-            raise
+    bar.start()
+    try:
+        yield advance
+    except BaseException:  # the error is all there is to say
+        bar.live.transient, console.quiet = True, not console.is_interactive
+        raise
+    finally:
+        bar.stop()
+        console.quiet = False
