@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -66,7 +67,7 @@ class StageRecipe:
     epochs: float
     """Passes over the data."""
     batch_size: int
-    """Examples per step."""
+    """Examples per optimizer step."""
     beta: float = 0.4
     """dpo: how much the model pays for leaving the reference."""
     sft_weight: float = 0.0
@@ -155,7 +156,7 @@ async def _run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) ->
     with step("mini model"):
         base, _ = pretrained(world, config, work / "base", scratch=scratch)
     with step("engine start"):
-        engine = VLLMEngine.start(str(base), dtype="float32", seed=seed)
+        engine = VLLMEngine.start(str(base), dtype="float32", seed=seed, kv_cache_bytes=2**29)
 
     try:
         asked = questions[recipe.split][: recipe.test_questions]
@@ -233,7 +234,8 @@ def _train(stage: str, settings: StageRecipe, model: Path, data: Path, output: P
             output_dir=str(output),
             lr=settings.lr,
             epochs=settings.epochs,
-            batch_size=settings.batch_size,
+            batch_size=math.gcd(settings.batch_size, 4),  # small, so that little memory is needed
+            gradient_accumulation=settings.batch_size // math.gcd(settings.batch_size, 4),
             beta=settings.beta,
             sft_weight=settings.sft_weight,
             balance=settings.balance,

@@ -20,6 +20,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel, P
 from rag_train.errors import UserError
 from rag_train.retrieval import http as sending
 from rag_train.retrieval.bm25 import BM25Index, indexed_text
+from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.rerank import CrossEncoderReranker, RerankedRetriever, VLLMScoreReranker, group_by_entity
 from rag_train.schema import Passage
 
@@ -157,7 +158,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=80)  # halves 
 def test_any_text_gets_its_score(
     cross_encoder: CrossEncoderReranker, one_by_one: Callable[[Pair], float], pairs: list[Pair]
 ) -> None:
-    expected = [one_by_one((sending.encodable(query), sending.encodable(text))) for query, text in pairs]
+    expected = [one_by_one((encodable(query), encodable(text))) for query, text in pairs]
     assert cross_encoder.scores(pairs) == pytest.approx(expected, abs=1e-5)
 
 

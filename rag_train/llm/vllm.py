@@ -29,15 +29,24 @@ class VLLMEngine:
         self.name = name
 
     @classmethod
-    def start(cls, model: str, *, max_context: int | None = None, dtype: str = "auto", seed: int = 0) -> VLLMEngine:
+    def start(
+        cls,
+        model: str,
+        *,
+        max_context: int | None = None,
+        dtype: str = "auto",
+        seed: int = 0,
+        kv_cache_bytes: int | None = None,
+    ) -> VLLMEngine:
         """Load ``model`` (a local directory or a hub name) and start its engine. Call it inside a running loop.
+
+        The key-value cache takes ``kv_cache_bytes``: if not given, what is free on a GPU, and 1 GiB on a CPU.
 
         Raises UserError if the directory is no checkpoint, or if vLLM is not installed.
         """
         check_checkpoint(model)
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         try:
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.platforms import current_platform
@@ -53,6 +62,7 @@ class VLLMEngine:
                 max_model_len=max_context,  # pyright: ignore[reportArgumentType]
                 dtype=dtype,  # pyright: ignore[reportArgumentType]
                 seed=seed,
+                kv_cache_memory_bytes=kv_cache_bytes or (2**30 if current_platform.is_cpu() else None),
                 enable_prefix_caching=True,
                 enforce_eager=current_platform.is_cpu(),
                 max_num_seqs=256,

@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from rag_train.errors import UserError
-from rag_train.retrieval.http import SearchRequest, SearchResponse, encodable, httpx, send
+from rag_train.retrieval.corpus import encodable
+from rag_train.retrieval.http import SearchRequest, SearchResponse, httpx, send
 from rag_train.schema import Passage
 
 

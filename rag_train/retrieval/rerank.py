@@ -13,7 +13,8 @@ from rag_train.errors import UserError
 from rag_train.llm.checkpoint import check_checkpoint
 from rag_train.retrieval.base import Retriever
 from rag_train.retrieval.bm25 import indexed_text
-from rag_train.retrieval.http import encodable, httpx, send
+from rag_train.retrieval.corpus import encodable
+from rag_train.retrieval.http import httpx, send
 from rag_train.schema import Passage
 
 if TYPE_CHECKING:

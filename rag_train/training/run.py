@@ -42,6 +42,7 @@ def trainer_arguments(recipe: TrainRecipe, checkpoints: Path) -> dict[str, Any]:
         "use_cpu": not torch.accelerator.is_available(),
         "bf16": recipe.precision == "bf16",
         "gradient_checkpointing": recipe.gradient_checkpointing,
+        "pad_to_multiple_of": 64,  # few shapes: a batch fits the memory freed by another, and finds its kernels
         "max_length": None,  # the rows are cut already, between segments
         "save_steps": recipe.save_steps,
         "save_total_limit": 2,
