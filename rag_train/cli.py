@@ -87,7 +87,7 @@ def world(
 def index(
     corpus: Annotated[Path, typer.Argument(help="JSON Lines (BEIR, FlashRAG) or DPR's TSV.")],
     output: Annotated[Path, typer.Argument(help="Index directory to write.")],
-    kind: Annotated[str, typer.Option(help="bm25 or dense.")] = "bm25",
+    kind: Annotated[str, typer.Option(help="bm25, lucene (phrases, -term, ^boost) or dense.")] = "bm25",
     encoder: Annotated[
         str | None,
         typer.Option(help="dense: directory or hub name; all-MiniLM-L6-v2 from its package if not given."),

@@ -57,6 +57,8 @@ def test_index_and_its_mistakes(monkeypatch: pytest.MonkeyPatch, capsys, world: 
         (["train", "gone.yaml"], "recipe gone.yaml: No such file or directory"),
         (["synth", "deeprag", "recipes/deeprag_synth.yaml"], "no file 'data/hotpotqa/hotpot_train_v1.1.json'"),
         (["demo", "world.people=10"], "leave 0 to the dev split"),
+        (["index", "README.md", "x", "--kind", "sparse"], "the kinds are bm25, lucene, dense"),
+        (["index", "README.md", "x", "--search", "nprobe=2"], "add --kind dense"),
         (["serve", "retriever", "tests"], "tests: "),
         (["report", "gone.json", "out.html"], "gone.json: No such file or directory"),
     ],

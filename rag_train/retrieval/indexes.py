@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rag_train.errors import UserError
-from rag_train.retrieval import bm25, bm25_build, dense
+from rag_train.retrieval import bm25, bm25_build, dense, lucene
 from rag_train.retrieval.corpus import read_corpus
 from rag_train.retrieval.directory import REMEDY, index_format
 from rag_train.retrieval.encoder import EncoderConfig, family
 
-KINDS = ("bm25", "dense")
+KINDS = ("bm25", "lucene", "dense")
 
-Index = bm25.BM25Index | dense.DenseIndex
+Index = bm25.BM25Index | lucene.LuceneIndex | dense.DenseIndex
 
 
 def build_index(
@@ -43,6 +43,8 @@ def build_index(
         raise UserError("--encoder, --vectors and --search are for dense indexes; add --kind dense")
     if kind == "bm25":
         return bm25_build.build_bm25(read_corpus(corpus), output, progress=progress)
+    if kind == "lucene":
+        return lucene.build_lucene(read_corpus(corpus), output, progress)
     config = dense.DenseConfig(family(encoder) if encoder else EncoderConfig(), vectors, search)
     return dense.build_dense(read_corpus(corpus), output, config, progress)
 
@@ -53,7 +55,7 @@ def load_index(directory: str | Path) -> Index:
     Raises:
         UserError: if the directory is missing, is no index, or is damaged.
     """
-    kinds = {bm25.FORMAT: bm25.BM25Index, dense.FORMAT: dense.DenseIndex}
+    kinds = {bm25.FORMAT: bm25.BM25Index, lucene.FORMAT: lucene.LuceneIndex, dense.FORMAT: dense.DenseIndex}
     format = index_format(Path(directory))
     if format not in kinds:
         raise UserError(f"index {directory}: not an index of rag-train; {REMEDY}")

@@ -1,0 +1,229 @@
+"""Lucene-syntax search: what the operators mean, on a real tantivy index, and that any string gets an answer."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rag_train.errors import UserError
+from rag_train.miniworld.world import World, WorldConfig
+from rag_train.retrieval.bm25 import BM25Config, BM25Index
+from rag_train.retrieval.corpus import encode
+from rag_train.retrieval.elastic import ElasticRetriever
+from rag_train.retrieval.lucene import LuceneIndex, build_lucene
+from rag_train.retrieval.lucene_query import MOST_CLAUSES, Clause, parse, render
+from rag_train.schema import Passage
+
+PASSAGES = [
+    Passage(id="1", title="Paris", text="Paris is the capital of France."),
+    Passage(id="2", title="London", text="London is the capital of England, and has a film's length of history."),
+    Passage(id="3", title="Film", text="The capital of the film France"),
+    Passage(id="4", title="दिल्ली", text="दिल्ली भारत की राजधानी है"),
+]
+
+
+@pytest.fixture(scope="module")
+def index() -> LuceneIndex:
+    return LuceneIndex.build(PASSAGES)
+
+
+def ids(index: LuceneIndex, query: str) -> list[str]:
+    return [passage.id for passage in index.search([query], 4)[0]]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("capitals", ["1", "3", "2"]),  # stemmed
+        ('"capital of France"', ["1"]),
+        ('"France capital"', []),
+        ('"capital of a film"', ["3"]),  # a stop word's place counts, whichever it is
+        ("capital -france", ["2"]),
+        ("capital NOT france", ["2"]),
+        ('capital -"capital of England"', ["1", "3"]),
+        ("+france capital", ["1", "3"]),
+        ("+france AND (capital OR film)", ["3", "1"]),
+        ("title:film", ["3"]),
+        ("text:film", ["3", "2"]),
+        ("england film^9", ["3", "2"]),
+        ("england^9 film", ["2", "3"]),
+        ("राजधानी", ["4"]),
+        ("-france", []),
+        ("the", []),
+        ('"', []),
+    ],
+)
+def test_operators(index: LuceneIndex, query: str, expected: list[str]):
+    assert ids(index, query) == expected
+
+
+OPERATORS = ['"', "+", "-", "^", "^2", "~", "*", "?", ":", "title:", "(", ")", "[", "AND", "NOT", "\\", "/", " "]
+QUERIES = st.one_of(
+    st.text(st.characters(exclude_categories=[]), max_size=60),
+    st.lists(st.sampled_from([*OPERATORS, "capital", "France", "film's", "x"]), max_size=20).map("".join),
+)
+
+
+@given(query=QUERIES)
+def test_any_string_gets_an_answer(index: LuceneIndex, query: str):
+    found = index.search([query], 2)
+    assert len(found) == 1 and len(found[0]) <= 2
+
+
+@given(query=QUERIES)
+def test_the_written_query_means_the_same(query: str):
+    clauses = parse(query)
+    assert parse(render(clauses)) == clauses
+
+
+@pytest.mark.parametrize("query", ["", "\0" * 1000, "a " * 50_000, '"' * 99_999, '"a' * 50_000, "-" * 100_000])
+def test_long_and_empty_queries(index: LuceneIndex, query: str):
+    assert index.search([query], 1) and len(parse(query)) <= MOST_CLAUSES
+
+
+def test_clauses():
+    assert parse('title:"Blade Runner"^2 -1982 film\'s') == [
+        Clause(("Blade", "Runner"), field="title", boost=2.0),
+        Clause(("1982",), "must_not"),
+        Clause(("film",)),
+        Clause(("s",)),
+    ]
+    assert render(parse('say "AND" -(x) c++^2')) == 'say "AND" -x c^2'
+
+
+def test_plain_questions_rank_as_bm25():
+    world = World(WorldConfig(films=40, people=40, cities=10, countries=4))
+    corpus = world.corpus()
+    lucene, bm25 = LuceneIndex.build(corpus), BM25Index.build(corpus, BM25Config(k1=1.2))
+    for question in world.questions("train")[:50]:
+        ours, theirs = (r.search([question.question], 3)[0] for r in (lucene, bm25))
+        assert ours[0].score == pytest.approx(2.2 * theirs[0].score, rel=0.1)  # tantivy keeps BM25's k1 + 1
+        assert {p.id for p in ours} & {p.id for p in theirs}
+
+
+BUILD = """
+import sys; from rag_train.retrieval.corpus import read_corpus; from rag_train.retrieval.lucene import build_lucene
+def note(done): print(done, flush=True)
+build_lucene(read_corpus(sys.argv[1]), sys.argv[2], note, shard=200)
+"""
+
+
+def test_a_killed_build_goes_on(tmp_path: Path):
+    corpus = World(WorldConfig(films=100, people=100, cities=10, countries=4)).corpus() * 20
+    corpus = [p.model_copy(update={"id": str(i)}) for i, p in enumerate(corpus)]
+    (tmp_path / "corpus.jsonl").write_bytes(b"".join(encode(passage) for passage in corpus))
+    command = [sys.executable, "-c", BUILD, str(tmp_path / "corpus.jsonl"), str(tmp_path / "index")]
+    killed = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert killed.stdout
+    for line in killed.stdout:
+        if int(line) >= 1000:
+            break
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not (tmp_path / "index").exists()
+    progress: list[int] = []
+    with pytest.raises(UserError, match="another corpus"):
+        build_lucene(corpus[::-1], tmp_path / "index", progress.append, shard=200)
+    build_lucene(corpus, tmp_path / "index", progress.append, shard=200)
+    assert 800 <= progress[0] < len(corpus) == progress[-1]
+    build_lucene(corpus, tmp_path / "other", shard=200)
+    resumed, whole = LuceneIndex.load(tmp_path / "index"), LuceneIndex.load(tmp_path / "other")
+    assert len(resumed) == len(corpus) and resumed.corpus_sha256 == whole.corpus_sha256
+    asked = [f"title:{corpus[7].title}", "director -film"]
+    assert [p.score for p in resumed.search(asked, 9)[0]] == [p.score for p in whole.search(asked, 9)[0]]
+    assert not (tmp_path / ".index.building").exists()
+
+
+def test_damaged_and_foreign_indexes_are_refused(tmp_path: Path):
+    build_lucene(PASSAGES, tmp_path / "index")
+    store = next((tmp_path / "index" / "tantivy").glob("*.idx"))
+    store.write_bytes(store.read_bytes()[:-1])
+    with pytest.raises(UserError, match="rebuild it"):
+        LuceneIndex.load(tmp_path / "index")
+    with pytest.raises(UserError, match="not a rag-train-bm25 index"):
+        BM25Index.load(tmp_path / "index")
+    with pytest.raises(UserError, match="no passages"):
+        build_lucene([], tmp_path / "empty")
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+# -- Elasticsearch -------------------------------------------------------------------------------------------
+
+
+class Cluster(BaseHTTPRequestHandler):
+    """What is used of Elasticsearch's API, answered by the embedded index."""
+
+    documents: dict[str, dict[str, str]]
+    asked: list[str]
+
+    def do_PUT(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        self.answer(400, {"error": {"type": "resource_already_exists_exception"}})
+
+    def do_POST(self):
+        lines = [json.loads(x) for x in self.rfile.read(int(self.headers.get("content-length", 0))).splitlines()]
+        if self.path == "/wiki/_bulk":
+            for action, source in zip(lines[::2], lines[1::2], strict=True):
+                if not source["text"]:
+                    item = {"index": {"_id": action["index"]["_id"], "error": {"reason": "no text"}}}
+                    return self.answer(200, {"errors": True, "items": [item]})
+                self.documents[action["index"]["_id"]] = source
+            return self.answer(200, {"errors": False, "items": []})
+        if self.path == "/wiki/_refresh":
+            return self.answer(200, {})
+        if self.path != "/wiki/_msearch":
+            return self.answer(404, {"error": "no such index"})
+        index = LuceneIndex.build([Passage(id=id, **source) for id, source in self.documents.items()])
+        queries = [body["query"]["query_string"]["query"] for body in lines[1::2]]
+        self.asked.extend(queries)
+        responses = [
+            {"hits": {"hits": [{"_id": p.id, "_score": p.score, "_source": self.documents[p.id]} for p in found]}}
+            for found in index.search(queries, lines[1]["size"])
+        ]
+        self.answer(200, {"responses": responses})
+
+    def answer(self, status: int, body: dict):
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def cluster() -> Iterator[str]:
+    Cluster.documents, Cluster.asked = {}, []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Cluster)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_cluster_is_asked_the_same(cluster: str, index: LuceneIndex):
+    elastic = ElasticRetriever(cluster, "wiki")
+    assert elastic.index_passages(PASSAGES) == elastic.index_passages(iter(PASSAGES)) == 4
+    queries = ["capital -france", "-france", '"capital of', "title:film^2 \ud800", ""]
+    assert elastic.search(queries, 2) == index.search(queries, 2)
+    assert Cluster.asked == ["capital -france", "capital of", "title:film^2"]
+    assert elastic.search([], 2) == []
+
+
+def test_what_a_cluster_refuses(cluster: str):
+    with pytest.raises(UserError, match=r"passage '7' was refused \(no text\)"):
+        ElasticRetriever(cluster, "wiki").index_passages([Passage(id="7", title="x", text="")])
+    with pytest.raises(UserError, match="status 404"):
+        ElasticRetriever(cluster, "gone").search(["x"], 1)
+    with pytest.raises(UserError, match="mend the address"):
+        ElasticRetriever("http://127.0.0.1:1", "wiki", retries=0).search(["x"], 1)
