@@ -4,13 +4,15 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo demo-seeds test lint bench clean
+.PHONY: help demo demo-seeds test lint bench bench-retrieval retrievers clean
 
 help:
 	@echo "make demo        train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
 	@echo "make demo-seeds  the same over three seeds, each with a world and a model of its own"
 	@echo "make test        lint, types and tests"
 	@echo "make bench       throughput of the tree search against one question in flight"
+	@echo "make retrievers DATA=DIR       recall and speed of every retriever on real questions"
+	@echo "make bench-retrieval DATA=DIR  retrieval at a million passages against its peers"
 
 # PyTorch's CPU build comes from the configured package index where that has it, else from PyTorch's own.
 .venv/.ready: pyproject.toml
@@ -42,6 +44,12 @@ test: lint
 
 bench: .venv/.ready
 	$(BIN)/python -m eval.bench_search
+
+retrievers: .venv/.ready
+	$(BIN)/python -m eval.bench_retrievers --data $(DATA)
+
+bench-retrieval: .venv/.ready
+	$(BIN)/python -m eval.bench_retrieval --data $(DATA)
 
 clean:
 	rm -rf .venv runs build *.egg-info

@@ -3,7 +3,8 @@
     python -m eval.bench_retrievers --data DIR
 
 DIR holds corpus.jsonl and the released files of `DATASETS`. Every retriever indexes the same corpus and is asked
-the same questions in this process; indexing is not timed. Writes results/retrievers.json.
+the same questions in this process; indexing is not timed. ``--reranker`` adds a row; `eval.train_reranker` makes
+one from the questions' training files. Writes results/retrievers.json.
 """
 
 from __future__ import annotations
@@ -11,47 +12,74 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from eval.datasets import load_questions
 from eval.retrieval import evaluate, gold_passages, gold_sentences, retrieval_table
 from rag_train.errors import UserError
-from rag_train.progress import console
+from rag_train.progress import console, progress
 from rag_train.provenance import code_version, machine
 from rag_train.retrieval.base import Retriever
 from rag_train.retrieval.bm25 import BM25Index
 from rag_train.retrieval.corpus import read_corpus
+from rag_train.retrieval.dense import DenseConfig, DenseIndex, build_dense
+from rag_train.retrieval.encoder import EncoderConfig
+from rag_train.retrieval.fusion import FusedRetriever
+from rag_train.retrieval.lucene import LuceneIndex
+from rag_train.retrieval.rerank import CrossEncoderReranker, RerankedRetriever, Reranker
 from rag_train.schema import Passage
 
 DATASETS = {
-    "HotpotQA": ["hotpotqa/train_100.json", "hotpotqa/dev_hard.json"],
-    "2WikiMultihopQA": ["2wikimultihopqa/train_sample.json", "2wikimultihopqa/dev.json"],
-    "MuSiQue": ["musique/train_100.jsonl", "musique/dev.jsonl"],
-    "PopQA": ["popqa/with_passages.json"],
+    "HotpotQA": "hotpotqa/dev_hard.json",
+    "2WikiMultihopQA": "2wikimultihopqa/dev.json",
+    "MuSiQue": "musique/dev.jsonl",
+    "PopQA": "popqa/with_passages.json",
 }
 _WITH_SENTENCES = ("HotpotQA", "2WikiMultihopQA")
-
-RETRIEVERS: dict[str, Callable[[list[Passage]], Retriever]] = {
-    "BM25": BM25Index.build,
-}
-"""Each row of the table: from the corpus to a retriever."""
+DEPTH = 50
+"""Passages that are reranked (DualRAG's setting)."""
 
 
-def bench(data: Path) -> dict[str, Any]:
+def retrievers(corpus: list[Passage], work: Path, reranker: Reranker | None) -> Iterator[tuple[str, Retriever]]:
+    """Each row of the table, made when its turn comes."""
+    bm25 = BM25Index.build(corpus)
+    yield "BM25", bm25
+    yield "Lucene (tantivy)", LuceneIndex.build(corpus)
+    directory = work / "dense"
+    config = DenseConfig(EncoderConfig(dtype="bfloat16"))
+    if not (directory / "index.json").exists():
+        seen = 0
+        with progress("encoding", len(corpus)) as advance:
+
+            def on_passages(done: int) -> None:
+                nonlocal seen
+                advance(done - seen)
+                seen = done
+
+            build_dense(corpus, directory, config, on_passages, shard=2000)
+    dense = DenseIndex.load(directory)
+    if len(dense) != len(corpus):
+        raise UserError(f"index {directory}: of another corpus; delete it and start again")
+    yield "Dense (all-MiniLM-L6-v2)", dense
+    hybrid = FusedRetriever([bm25, dense])
+    yield "Hybrid (RRF of BM25 and dense)", hybrid
+    if reranker:
+        yield f"Hybrid, {DEPTH} reranked", RerankedRetriever(hybrid, reranker, depth=DEPTH)
+
+
+def bench(data: Path, work: Path, reranker: str | None) -> dict[str, Any]:
     """The record of results/retrievers.json, its table printed. Raises UserError for missing or malformed files."""
+    scorer = CrossEncoderReranker(reranker, dtype="bfloat16") if reranker else None
     corpus = list(read_corpus(data / "corpus.jsonl"))
-    sets = {name: [q for file in files for q in load_questions(data / file)] for name, files in DATASETS.items()}
+    sets = {name: load_questions(data / file) for name, file in DATASETS.items()}
     golds = {name: gold_passages(questions, corpus) for name, questions in sets.items()}
-    sentences: dict[str, list[str]] = {}
-    for name in _WITH_SENTENCES:
-        for file in DATASETS[name]:
-            sentences |= gold_sentences(data / file)
+    sentences = {
+        id: texts for name in _WITH_SENTENCES for id, texts in gold_sentences(data / DATASETS[name]).items()
+    }
     evals = []
-    for label, build in RETRIEVERS.items():
-        with console.status(f"indexing for {label}"):
-            retriever = build(corpus)
+    for label, retriever in retrievers(corpus, work, scorer):
         retriever.search(["warm up"], 1)
         for name, questions in sets.items():
             run = evaluate(retriever, questions, golds[name], sentences, name)
@@ -59,6 +87,7 @@ def bench(data: Path) -> dict[str, Any]:
     console.print(retrieval_table(evals).rich())
     return {
         "passages": len(corpus),
+        "reranker": reranker,
         "gold": {
             name: {"passages": sum(len(g.found) + g.missing for g in some), "missing": sum(g.missing for g in some)}
             for name, some in golds.items()
@@ -73,9 +102,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Recall and speed of the retrievers on real questions.")
     parser.add_argument("--data", type=Path, required=True, help="directory of corpus.jsonl and the question files")
     parser.add_argument("--output", type=Path, default=Path("results/retrievers.json"))
+    parser.add_argument("--work", type=Path, default=Path("runs/retrievers"), help="where the vectors are kept")
+    parser.add_argument("--reranker", help="cross-encoder: directory or hub name; no such row if not given")
     options = parser.parse_args()
     try:
-        results = bench(options.data)
+        results = bench(options.data, options.work, options.reranker)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

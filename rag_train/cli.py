@@ -96,6 +96,7 @@ def index(
         str, typer.Option(help="dense: FAISS index factory string, such as IVF4096,PQ64 or HNSW32.")
     ] = "Flat",
     search: Annotated[str, typer.Option(help="dense: FAISS search parameters, such as nprobe=32.")] = "",
+    bf16: Annotated[bool, typer.Option("--bf16", help="dense: encode in bfloat16, for speed.")] = False,
     as_json: Json = False,
 ) -> None:
     """Build an index. A build that was killed goes on when the same command is given again.
@@ -114,7 +115,9 @@ def index(
             advance(done - seen)
             seen = done
 
-        passages = build_index(kind, corpus, output, on_passages, encoder=encoder, vectors=vectors, search=search)
+        passages = build_index(
+            kind, corpus, output, on_passages, encoder=encoder, vectors=vectors, search=search, bf16=bf16
+        )
     _report(as_json, {"index": str(output), "passages": passages}, f"{output}: {passages:,} passages")
 
 

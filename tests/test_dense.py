@@ -18,7 +18,7 @@ from rag_train.errors import UserError
 from rag_train.miniworld.world import World, WorldConfig
 from rag_train.retrieval.corpus import encode
 from rag_train.retrieval.dense import DenseConfig, DenseIndex, build_dense
-from rag_train.retrieval.encoder import EMBEDDED, Encoder, EncoderConfig, _path, family
+from rag_train.retrieval.encoder import EMBEDDED, Encoder, EncoderConfig, family, model_path
 from rag_train.schema import Passage
 
 PASSAGES = [
@@ -56,7 +56,7 @@ def test_any_query_gets_an_answer(index: DenseIndex, query: str):
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random encoders of each family's architecture, with the embedded encoder's tokenizer."""
     root = tmp_path_factory.mktemp("models")
-    tokenizer = AutoTokenizer.from_pretrained(_path(EMBEDDED))
+    tokenizer = AutoTokenizer.from_pretrained(model_path(EMBEDDED))
     torch.manual_seed(0)
     shape = {"vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 2}
     shape |= {"num_attention_heads": 2, "intermediate_size": 32, "initializer_range": 0.5}

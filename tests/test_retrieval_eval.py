@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval import bench_retrievers
+from eval import bench_retrievers, train_reranker
 from eval.datasets import load_questions
 from eval.retrieval import (
     CHUNK,
@@ -78,7 +78,7 @@ def test_gold_passages_are_found_by_their_words() -> None:
 
 @pytest.mark.skipif(not (DATA / "corpus.jsonl").exists(), reason="no real corpus beside this checkout")
 def test_every_gold_passage_of_the_real_questions_is_in_the_corpus() -> None:
-    files = [file for some in bench_retrievers.DATASETS.values() for file in some]
+    files = [*bench_retrievers.DATASETS.values(), *train_reranker.FILES]
     asked = [question for file in files for question in load_questions(DATA / file)]
     golds = gold_passages(asked, read_corpus(DATA / "corpus.jsonl"))
     assert sum(gold.missing for gold in golds) == 0
@@ -208,13 +208,17 @@ def test_the_benchmark_writes_its_file(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "questions.json").write_text(json.dumps([row]))
     passages = [{"id": str(i), "title": t, "text": " ".join(s)} for i, (t, s) in enumerate(context)]
     (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, passages)))
-    monkeypatch.setattr(bench_retrievers, "DATASETS", {"HotpotQA": ["questions.json"]})
+    monkeypatch.setattr(bench_retrievers, "DATASETS", {"HotpotQA": "questions.json"})
     monkeypatch.setattr(bench_retrievers, "_WITH_SENTENCES", ("HotpotQA",))
     output = tmp_path / "new" / "retrievers.json"
-    monkeypatch.setattr(sys, "argv", ["bench", "--data", str(tmp_path), "--output", str(output)])
+    monkeypatch.setattr(
+        sys, "argv", ["bench", "--data", str(tmp_path), "--output", str(output), "--work", str(tmp_path / "work")]
+    )
     bench_retrievers.main()
     results = json.loads(output.read_text())
     assert results["gold"] == {"HotpotQA": {"passages": 2, "missing": 0}} and results["passages"] == 2
+    names = ["BM25", "Lucene", "Dense", "Hybrid"]
+    assert [run["retriever"].split()[0] for run in results["evals"]] == names
     run = results["evals"][0]
     assert run["retriever"] == "BM25" and run["measures"]["recall@2"]["mean"] == 1
     assert run["measures"]["sentence_recall@2"]["mean"] == 1 and run["queries_per_second"] > 0

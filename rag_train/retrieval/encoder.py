@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 
 from rag_train.errors import UserError
 from rag_train.retrieval.corpus import encodable
@@ -38,6 +39,7 @@ class EncoderConfig:
         passage_prefix: put before every passage.
         separator: put between a passage's title and its text.
         max_tokens: longer texts are cut.
+        dtype: of the weights; bfloat16 takes about a third of the time where the processor has it.
     """
 
     model: str = EMBEDDED
@@ -48,6 +50,7 @@ class EncoderConfig:
     passage_prefix: str = ""
     separator: str = " "
     max_tokens: int = 256
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 def family(model: str) -> EncoderConfig:
@@ -125,11 +128,11 @@ def _load(name: str, config: EncoderConfig, device: str | None):
     logging.disable_progress_bar()
     try:
         with ExitStack() as stack:
-            path = _path(name)
+            path = model_path(name)
             own = AutoConfig.from_pretrained(path)
             if own.model_type == "dpr":
                 path = stack.enter_context(tempfile.TemporaryDirectory())
-                _save_bert(_path(name), (own.architectures or [""])[0], path)
+                _save_bert(model_path(name), (own.architectures or [""])[0], path)
             if config.pooling is None:
                 model = SentenceTransformer(path, device=device)
             else:
@@ -142,10 +145,11 @@ def _load(name: str, config: EncoderConfig, device: str | None):
             f"encoder {name}: cannot be loaded ({reason}); give a model directory or a hub name"
         ) from error
     model.max_seq_length = min(config.max_tokens, model.max_seq_length or config.max_tokens)
-    return model.eval()
+    return model.eval().to(getattr(torch, config.dtype))
 
 
-def _path(name: str) -> str:
+def model_path(name: str) -> str:
+    """Where a model is: the embedded one's directory (UserError if it is not installed), else the name itself."""
     if name != EMBEDDED:
         return name
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from rag_train.errors import UserError
@@ -25,6 +26,7 @@ def build_index(
     encoder: str | None = None,
     vectors: str = "Flat",
     search: str = "",
+    bf16: bool = False,
 ) -> int:
     """Index a corpus file; returns how many passages there were.
 
@@ -33,19 +35,21 @@ def build_index(
         encoder: dense: a directory or hub name, asked in the way of its family.
         vectors: dense: FAISS's index factory string.
         search: dense: FAISS's search parameters.
+        bf16: dense: encode in bfloat16.
 
     Raises:
         UserError: if the kind is unknown or an option is not of the kind; else as the kind's build.
     """
     if kind not in KINDS:
         raise UserError(f"--kind {kind}: unknown; the kinds are {', '.join(KINDS)}")
-    if kind != "dense" and (encoder or search or vectors != "Flat"):
-        raise UserError("--encoder, --vectors and --search are for dense indexes; add --kind dense")
+    if kind != "dense" and (encoder or search or bf16 or vectors != "Flat"):
+        raise UserError("--encoder, --vectors, --search and --bf16 are for dense indexes; add --kind dense")
     if kind == "bm25":
         return bm25_build.build_bm25(read_corpus(corpus), output, progress=progress)
     if kind == "lucene":
         return lucene.build_lucene(read_corpus(corpus), output, progress)
-    config = dense.DenseConfig(family(encoder) if encoder else EncoderConfig(), vectors, search)
+    settings = family(encoder) if encoder else EncoderConfig()
+    config = dense.DenseConfig(replace(settings, dtype="bfloat16" if bf16 else "float32"), vectors, search)
     return dense.build_dense(read_corpus(corpus), output, config, progress)
 
 

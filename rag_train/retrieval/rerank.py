@@ -39,6 +39,7 @@ class CrossEncoderReranker:
         model: a checkpoint directory or hub name of a sequence classifier with one label.
         batch_size: pairs in one forward pass.
         device: such as ``cpu`` or ``cuda:1``; by default the first accelerator, if there is one.
+        dtype: of the weights: ``float32`` or ``bfloat16``.
         max_length: tokens of query and text together, beyond which the longer one is cut; at most what the model
             was made for.
 
@@ -46,14 +47,21 @@ class CrossEncoderReranker:
         UserError: if the model cannot be read, or is no cross-encoder with one score.
     """
 
-    def __init__(self, model: str, batch_size: int = 32, device: str | None = None, max_length: int = 512):
+    def __init__(
+        self,
+        model: str,
+        batch_size: int = 32,
+        device: str | None = None,
+        max_length: int = 512,
+        dtype: str = "float32",
+    ):
         check_checkpoint(model)
         try:
             import sentence_transformers
         except ImportError as error:
             raise UserError(f'{error.name} is not installed; run pip install "rag-train[retrieval]"') from error
         try:
-            self._model = sentence_transformers.CrossEncoder(model, device=device)
+            self._model = sentence_transformers.CrossEncoder(model, device=device, model_kwargs={"dtype": dtype})
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise UserError(f"reranker {model}: {_line(error)}; give a cross-encoder's checkpoint") from error
         _check_head(model, self._model)
