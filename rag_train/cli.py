@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -127,6 +128,7 @@ def serve_retriever(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     max_k: Annotated[int, typer.Option(help="Most passages for a query.")] = 100,
+    threads: Annotated[int, typer.Option(help="Batches searched at once.", min=1)] = min(4, os.cpu_count() or 1),
 ) -> None:
     """Serve an index: POST /search, GET /health, /metrics and /docs."""
     from rag_train.retrieval.indexes import load_index
@@ -134,7 +136,7 @@ def serve_retriever(
 
     retriever = load_index(index)
     console.print(f"{retriever.name}: {len(retriever):,} passages, http://{host}:{port}/docs")
-    serve(retriever, host, port, Limits(k=max_k))
+    serve(retriever, host, port, Limits(k=max_k), threads)
 
 
 @synth_app.command("deeprag")

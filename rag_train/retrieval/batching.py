@@ -16,11 +16,12 @@ _Key = tuple[str, int]
 class AsyncRetriever:
     """Searches in batches of what is waiting whenever the retriever is free; nothing waits for a batch to fill.
 
-    The retriever runs in a thread, one batch at a time. Use from one event loop at a time.
+    The retriever runs in threads, ``threads`` batches at a time. Use from one event loop at a time.
 
     Args:
         retriever: what searches.
         max_batch: most queries given to it at once.
+        threads: most batches under way at once; more than one for retrievers that let go of Python's lock.
         remember: how many answers are kept for queries to come, the least recently used forgotten first.
 
     Attributes:
@@ -29,15 +30,16 @@ class AsyncRetriever:
         batches: calls of the retriever.
     """
 
-    def __init__(self, retriever: Retriever, max_batch: int = 256, remember: int = 10_000):
+    def __init__(self, retriever: Retriever, max_batch: int = 256, remember: int = 10_000, threads: int = 1):
         self.retriever = retriever
         self.max_batch = max_batch
         self.remember = remember
+        self.threads = threads
         self.queries = self.distinct = self.batches = 0
         self._remembered: OrderedDict[_Key, list[Passage]] = OrderedDict()
         self._pending: dict[_Key, asyncio.Future[list[Passage]]] = {}
         self._waiting: dict[_Key, None] = {}  # of the pending, those not yet given to the retriever, in order
-        self._worker: asyncio.Task[None] | None = None
+        self._workers: set[asyncio.Task[None]] = set()
 
     async def search(self, query: str, k: int) -> list[Passage]:
         """The ``k`` best passages for one query. Raises what the retriever raises for its batch."""
@@ -62,24 +64,26 @@ class AsyncRetriever:
             self.distinct += 1
             self._pending[key] = asyncio.get_running_loop().create_future()
             self._waiting[key] = None
-            if self._worker is None:
-                self._worker = asyncio.create_task(self._work())
+            if len(self._workers) < self.threads:
+                self._workers.add(asyncio.create_task(self._work()))
         return self._pending[key]
 
     async def _work(self) -> None:
         try:
             while self._waiting:
                 k = next(iter(self._waiting))[1]
-                batch = list(islice((key for key in self._waiting if key[1] == k), self.max_batch))
+                share = min(self.max_batch, -(-len(self._waiting) // self.threads))
+                batch = list(islice((key for key in self._waiting if key[1] == k), share))
                 for key in batch:
                     del self._waiting[key]
                 await self._search(batch, k)
         finally:
-            for future in self._pending.values():  # some are left only if the event loop is shutting down
-                future.cancel()
-            self._pending.clear()
-            self._waiting.clear()
-            self._worker = None
+            self._workers.discard(asyncio.current_task())  # pyright: ignore[reportArgumentType]
+            if not self._workers:
+                for future in self._pending.values():  # some are left only if the event loop is shutting down
+                    future.cancel()
+                self._pending.clear()
+                self._waiting.clear()
 
     async def _search(self, batch: list[_Key], k: int) -> None:
         self.batches += 1

@@ -10,9 +10,8 @@ import json
 import re
 from array import array
 from collections.abc import Iterator
-from mmap import mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -116,18 +115,21 @@ def chunk(article: Passage, words: int = 100) -> list[Passage]:
     ]
 
 
+class Bytes(Protocol):
+    def __getitem__(self, at: slice, /) -> bytes: ...
+
+
 class PassageStore:
     """Passages by position, as JSON Lines bytes and the offset of each line's start.
 
-    In memory while a corpus is indexed; over a memory-mapped file afterwards, so that 21 million passages take
-    no memory but the pages in use.
+    Over a file, 21 million passages take no memory but their offsets.
 
     Args:
         lines: the JSON Lines.
         offsets: int64, one more than there are passages; the last is the length of ``lines``.
     """
 
-    def __init__(self, lines: bytearray | bytes | mmap, offsets: array[int] | np.ndarray):
+    def __init__(self, lines: Bytes, offsets: array[int] | np.ndarray):
         self.lines = lines
         self.offsets = offsets
 

@@ -34,6 +34,7 @@ from rag_train.retrieval.directory import (
     write_manifest,
 )
 from rag_train.retrieval.encoder import EXTRA, Encoder, EncoderConfig
+from rag_train.retrieval.exact import largest_products
 from rag_train.schema import Passage
 
 FORMAT = "rag-train-dense"
@@ -83,6 +84,7 @@ class DenseIndex:
         self.passages = passages
         self.corpus_sha256 = corpus_sha256
         self._vectors = vectors
+        self._flat = _flat(vectors)
 
     def __len__(self) -> int:
         return len(self.passages)
@@ -129,7 +131,7 @@ class DenseIndex:
             raise UserError(f"index {directory}: made with another encoder than {model} is now; {REMEDY}")
         if config.search:
             faiss.ParameterSpace().set_index_parameters(vectors, config.search)
-        if faiss.get_num_gpus() > 0:
+        if faiss.get_num_gpus() > 0 and "HNSW" not in config.kind:  # FAISS has no HNSW for GPUs
             vectors = faiss.index_cpu_to_all_gpus(vectors)
         return cls(config, encoder, passages, vectors, manifest.corpus_sha256)
 
@@ -151,7 +153,10 @@ class DenseIndex:
 
     def search_vectors(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """As `search`, for query vectors (n, dimension): scores and positions (n, k), -1 where none was found."""
-        scores, positions = self._vectors.search(vectors, min(k, len(self)))
+        k = min(k, len(self))
+        if self._flat is not None:
+            return largest_products(vectors, self._flat, k)
+        scores, positions = self._vectors.search(vectors, k)
         order = np.lexsort((positions, -scores), axis=1)
         return np.take_along_axis(scores, order, 1), np.take_along_axis(positions, order, 1)
 
@@ -241,6 +246,14 @@ def _encode(
     if state.is_main_process:
         np.save(work / "index" / OFFSETS, np.array(offsets, dtype=np.int64))
     return shards
+
+
+def _flat(index) -> np.ndarray | None:
+    """The vectors (n, d) of a flat index on the CPU, not copied; None of any other index."""
+    faiss = _faiss()
+    if type(index) is not faiss.IndexFlat and type(index) is not faiss.IndexFlatIP:
+        return None
+    return faiss.rev_swig_ptr(index.get_xb(), index.ntotal * index.d).reshape(index.ntotal, index.d)
 
 
 def _empty_index(config: DenseConfig, dimension: int):

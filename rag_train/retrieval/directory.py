@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
+import os
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -117,9 +117,17 @@ def open_passages(directory: Path, in_memory: bool = False) -> PassageStore:
     path = directory / PASSAGES
     if in_memory:
         return PassageStore(path.read_bytes(), np.load(directory / OFFSETS))
-    with path.open("rb") as file:
-        lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return PassageStore(lines, np.load(directory / OFFSETS, mmap_mode="r"))
+    return PassageStore(_Lines(path), np.load(directory / OFFSETS, mmap_mode="r"))
+
+
+class _Lines:
+    """A file as bytes to slice. Not mapped: each line read would map 16 pages around it, and they add up."""
+
+    def __init__(self, path: Path):
+        self._file = path.open("rb")
+
+    def __getitem__(self, at: slice) -> bytes:
+        return os.pread(self._file.fileno(), at.stop - at.start, at.start)
 
 
 def check_replaceable(directory: Path) -> None:

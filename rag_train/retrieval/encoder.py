@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Literal
 
 import numpy as np
@@ -86,6 +87,7 @@ class Encoder:
 
     def __init__(self, config: EncoderConfig, device: str | None = None):
         self.config = config
+        self._one_at_a_time = Lock()
         self._passages = _load(config.model, config, device)
         self._queries = _load(config.query_model, config, device) if config.query_model else self._passages
         self.dimension = int(self._passages.get_embedding_dimension() or 0)
@@ -110,10 +112,11 @@ class Encoder:
             return np.zeros((0, self.dimension), dtype=np.float32)
         # Longer texts cannot matter, and a tokenizer takes long over what is thrown away.
         texts = [encodable(text[: self.config.max_tokens * 20]) for text in texts]
-        # sentence-transformers batches by length, longest first.
-        vectors = model.encode(
-            texts, batch_size=32, normalize_embeddings=self.config.normalize, show_progress_bar=False
-        )
+        # sentence-transformers batches by length, longest first; its tokenizers are not for several threads.
+        with self._one_at_a_time:
+            vectors = model.encode(
+                texts, batch_size=32, normalize_embeddings=self.config.normalize, show_progress_bar=False
+            )
         return np.ascontiguousarray(vectors, dtype=np.float32)
 
 

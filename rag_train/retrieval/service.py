@@ -54,7 +54,7 @@ class Limits:
     body: int = 16 * 2**20
 
 
-def app(retriever: Retriever, limits: Limits | None = None) -> FastAPI:
+def app(retriever: Retriever, limits: Limits | None = None, threads: int = 1) -> FastAPI:
     """The service: ``POST /search``, ``GET /health``, ``GET /metrics`` (Prometheus), and ``/docs`` (OpenAPI).
 
     Errors are ``{"detail": one line}``: 413 for a body that is too large, 422 for one that is not as
@@ -63,7 +63,7 @@ def app(retriever: Retriever, limits: Limits | None = None) -> FastAPI:
     """
     limits = limits or Limits()
     # Nothing is remembered: a `CachedRetriever` does that, on disk and for several processes.
-    front = AsyncRetriever(retriever, remember=0)
+    front = AsyncRetriever(retriever, remember=0, threads=threads)
     metrics = _Metrics(front)
     api = FastAPI(title="rag-train retrieval", description=f"Searches with {retriever.name!r}.")
 
@@ -93,15 +93,21 @@ def app(retriever: Retriever, limits: Limits | None = None) -> FastAPI:
     return api
 
 
-def serve(retriever: Retriever, host: str = "127.0.0.1", port: int = 8000, limits: Limits | None = None) -> None:
-    """Run the service until it is interrupted.
+def serve(
+    retriever: Retriever,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    limits: Limits | None = None,
+    threads: int = 1,
+) -> None:
+    """Run the service until it is interrupted; the retriever is asked by ``threads`` at once.
 
     Raises:
         UserError: if the address cannot be listened on.
     """
     # Uvicorn raises the interruption again after it has ended in order.
     with suppress(KeyboardInterrupt), listen(host, port) as sock:
-        server(app(retriever, limits)).run(sockets=[sock])
+        server(app(retriever, limits, threads)).run(sockets=[sock])
 
 
 def listen(host: str, port: int) -> socket.socket:
