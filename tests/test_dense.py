@@ -12,10 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoTokenizer, BertConfig, BertModel, DPRConfig, DPRContextEncoder, DPRQuestionEncoder
 
 from rag_train.errors import UserError
 from rag_train.miniworld.world import World, WorldConfig
+from rag_train.retrieval import exact
 from rag_train.retrieval.corpus import encode
 from rag_train.retrieval.dense import DenseConfig, DenseIndex, build_dense
 from rag_train.retrieval.encoder import EMBEDDED, Encoder, EncoderConfig, family, model_path
@@ -206,3 +209,23 @@ def test_processes_share_the_work_and_a_kill_loses_a_shard(corpus, small, models
     together, alone = DenseIndex.load(tmp_path / "index"), DenseIndex.load(tmp_path / "other")
     assert together.corpus_sha256 == alone.corpus_sha256
     assert together.search(QUERIES, 5) == alone.search(QUERIES, 5)
+
+
+MATRIX = st.integers(1, 40).flatmap(
+    lambda rows: st.lists(st.lists(st.integers(-2, 2), min_size=3, max_size=3), min_size=rows, max_size=rows)
+)
+
+
+@settings(deadline=None)  # the first example compiles
+@given(queries=MATRIX, vectors=MATRIX, k=st.integers(1, 12), block=st.integers(1, 50))
+def test_largest_products_as_by_sorting(queries, vectors, k: int, block: int):
+    """Of small whole numbers, so that many products are equal."""
+    a, b = np.array(queries, np.float32), np.array(vectors, np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "_VECTORS", block)
+        patch.setattr(exact, "_QUERIES", 2)
+        products, positions = exact.largest_products(a, b, k)
+    expected = np.argsort(-(a @ b.T), axis=1, kind="stable")[:, :k]
+    found = min(k, len(b))
+    assert (positions[:, :found] == expected).all() and (positions[:, found:] == -1).all()
+    assert (products[:, :found] == np.take_along_axis(a @ b.T, expected, 1)).all()
