@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from test_training import recipe_in, work  # noqa: F401
 
@@ -37,4 +36,7 @@ def test_zero3_on_two_processes_equals_one(work: Path, tmp_path: Path):  # noqa:
     assert [e["loss"] for e in two["losses"]] == pytest.approx([e["loss"] for e in one.losses], rel=1e-4)
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     assert first.keys() == second.keys()
-    assert all(torch.allclose(first[name], second[name], atol=1e-4) for name in first)
+    # Attention does not depend on the keys' bias: its gradient is rounding, made large by AdamW.
+    names = [name for name in first if not name.endswith("k_proj.bias")]
+    far = {name: float((first[name] - second[name]).abs().max()) for name in names}
+    assert {name: value for name, value in far.items() if value > 1e-4} == {}
