@@ -46,7 +46,8 @@ bench: .venv/.ready
 	$(BIN)/python -m eval.bench_search
 
 retrievers: .venv/.ready
-	$(BIN)/python -m eval.bench_retrievers --data $(DATA)
+	test -d runs/reranker || $(BIN)/python -m eval.train_reranker --data $(DATA)
+	$(BIN)/python -m eval.bench_retrievers --data $(DATA) --reranker runs/reranker
 
 bench-retrieval: .venv/.ready
 	$(BIN)/python -m eval.bench_retrieval --data $(DATA)

@@ -46,8 +46,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small cross-encoder on the training questions.")
     parser.add_argument("--data", type=Path, required=True, help="directory of corpus.jsonl and the question files")
     parser.add_argument("--output", type=Path, default=Path("runs/reranker"))
-    parser.add_argument("--epochs", type=float, default=2)
-    parser.add_argument("--lr", type=float, default=2e-4)
+    parser.add_argument("--epochs", type=float, default=1)
+    parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     try:

@@ -6,16 +6,19 @@ On CPUs this takes about the time of the products; FAISS's IndexFlatIP takes sev
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from threading import Lock
+from itertools import repeat
 
 import numpy as np
 
 _QUERIES, _VECTORS = 256, 65_536
 """Products made at a time: 64 MiB."""
-_ONE_AT_A_TIME = Lock()
-"""numba ends the process when two threads start its own threads at once (its workqueue layer)."""
+_THREADS = os.cpu_count() or 1
+_POOL = ThreadPoolExecutor(_THREADS)
+"""Not numba's own threads: while they wait, PyTorch's take twenty times as long."""
 
 
 def largest_products(queries: np.ndarray, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -31,8 +34,9 @@ def largest_products(queries: np.ndarray, vectors: np.ndarray, k: int) -> tuple[
         rows = slice(start, start + _QUERIES)
         for first in range(0, len(vectors), _VECTORS):
             products = np.dot(queries[rows], vectors[first : first + _VECTORS].T)
-            with _ONE_AT_A_TIME:
-                _keeper()(products, first, best[rows], positions[rows])
+            parts = [slice(i, None, _THREADS) for i in range(_THREADS)]
+            shares = ([whole[part] for part in parts] for whole in (products, best[rows], positions[rows]))
+            list(_POOL.map(_keeper(), *shares, repeat(first)))
     return best, positions
 
 
@@ -40,11 +44,11 @@ def largest_products(queries: np.ndarray, vectors: np.ndarray, k: int) -> tuple[
 def _keeper() -> Callable[..., None]:
     import numba  # when first used: see rag_train.retrieval.bm25
 
-    @numba.njit(parallel=True, nogil=True)
-    def keep_best(products: np.ndarray, first: int, best: np.ndarray, positions: np.ndarray) -> None:
+    @numba.njit(nogil=True)
+    def keep_best(products: np.ndarray, best: np.ndarray, positions: np.ndarray, first: int) -> None:
         """Put each row's products into its ``best``, sorted; ``first`` is the position of the first column."""
         last = best.shape[1] - 1
-        for row in numba.prange(products.shape[0]):
+        for row in range(products.shape[0]):
             for column in range(products.shape[1]):
                 product = products[row, column]
                 if product > best[row, last]:
