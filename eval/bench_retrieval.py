@@ -29,7 +29,7 @@ import numpy as np
 from eval.bench_retrievers import DATASETS
 from eval.datasets import load_questions
 from rag_train.errors import UserError
-from rag_train.progress import console, progress
+from rag_train.progress import console, progress, up_to
 from rag_train.provenance import code_version, machine
 from rag_train.retrieval.bm25 import BM25Index
 from rag_train.retrieval.bm25_build import build_bm25
@@ -98,15 +98,10 @@ def _bm25(options: argparse.Namespace) -> Path:
     """The index of the million passages, built if it is not there yet."""
     directory = options.work / f"bm25-{options.passages}"
     if not (directory / "index.json").exists():
-        seen = 0
         with progress("indexing for BM25", options.passages) as advance:
-
-            def on_passages(done: int) -> None:
-                nonlocal seen
-                advance(done - seen)
-                seen = done
-
-            build_bm25(resampled(options.data / "corpus.jsonl", options.passages), directory, progress=on_passages)
+            build_bm25(
+                resampled(options.data / "corpus.jsonl", options.passages), directory, progress=up_to(advance)
+            )
     return directory
 
 

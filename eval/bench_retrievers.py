@@ -19,7 +19,7 @@ from typing import Any
 from eval.datasets import load_questions
 from eval.retrieval import evaluate, gold_passages, gold_sentences, retrieval_table
 from rag_train.errors import UserError
-from rag_train.progress import console, progress
+from rag_train.progress import console, progress, up_to
 from rag_train.provenance import code_version, machine
 from rag_train.retrieval.base import Retriever
 from rag_train.retrieval.bm25 import BM25Index
@@ -50,15 +50,8 @@ def retrievers(corpus: list[Passage], work: Path, reranker: Reranker | None) -> 
     directory = work / "dense"
     config = DenseConfig(EncoderConfig(dtype="bfloat16"))
     if not (directory / "index.json").exists():
-        seen = 0
         with progress("encoding", len(corpus)) as advance:
-
-            def on_passages(done: int) -> None:
-                nonlocal seen
-                advance(done - seen)
-                seen = done
-
-            build_dense(corpus, directory, config, on_passages, shard=2000)
+            build_dense(corpus, directory, config, up_to(advance), shard=2000)
     dense = DenseIndex.load(directory)
     if len(dense) != len(corpus):
         raise UserError(f"index {directory}: of another corpus; delete it and start again")

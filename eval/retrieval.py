@@ -17,7 +17,7 @@ from pathlib import Path
 from eval.metrics import Interval, bootstrap
 from eval.tables import NOTHING, Table
 from rag_train.answers import contains
-from rag_train.errors import UserError
+from rag_train.errors import UserError, not_installed
 from rag_train.progress import progress
 from rag_train.retrieval.base import Retriever
 from rag_train.retrieval.bm25 import indexed_text
@@ -27,7 +27,7 @@ from rag_train.schema import Passage, Question, Record
 try:
     import pytrec_eval
 except ImportError as error:
-    raise UserError(f'{error.name} is not installed; run pip install "rag-train[retrieval]"') from error
+    raise not_installed(error) from error
 
 CUTOFFS = (2, 5, 10)
 CHUNK = 50

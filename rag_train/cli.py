@@ -104,20 +104,13 @@ def index(
 
     Dense indexes are encoded by every process of `accelerate launch -m rag_train.cli index …`.
     """
-    from rag_train.progress import progress
+    from rag_train.progress import progress, up_to
     from rag_train.retrieval.corpus import count_lines
     from rag_train.retrieval.indexes import build_index
 
-    seen = 0
     with progress(f"indexing {corpus.name}", count_lines(corpus)) as advance:
-
-        def on_passages(done: int) -> None:
-            nonlocal seen
-            advance(done - seen)
-            seen = done
-
         passages = build_index(
-            kind, corpus, output, on_passages, encoder=encoder, vectors=vectors, search=search, bf16=bf16
+            kind, corpus, output, up_to(advance), encoder=encoder, vectors=vectors, search=search, bf16=bf16
         )
     _report(as_json, {"index": str(output), "passages": passages}, f"{output}: {passages:,} passages")
 

@@ -3,3 +3,8 @@
 
 class UserError(Exception):
     """Bad input: one line saying what, where and how to mend it. The command line prints it and exits with 2."""
+
+
+def not_installed(error: ImportError, extra: str = "retrieval") -> UserError:
+    """What to raise where a package of an optional extra cannot be imported."""
+    return UserError(f'{error.name} is not installed; run pip install "rag-train[{extra}]"')

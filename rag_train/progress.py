@@ -47,3 +47,15 @@ def progress(label: str, total: int, done: int = 0) -> Iterator[Callable[..., No
     finally:
         bar.stop()
         console.quiet = False
+
+
+def up_to(advance: Callable[..., None]) -> Callable[[int], None]:
+    """For callbacks that are told how much has been done in all: moves the bar there."""
+    reached = 0
+
+    def move(done: int) -> None:
+        nonlocal reached
+        advance(done - reached)
+        reached = done
+
+    return move

@@ -4,14 +4,13 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from serving import Handler, serving
 
 from rag_train.errors import UserError
 from rag_train.miniworld.world import World, WorldConfig
@@ -158,18 +157,18 @@ def test_damaged_and_foreign_indexes_are_refused(tmp_path: Path):
 # -- Elasticsearch -------------------------------------------------------------------------------------------
 
 
-class Cluster(BaseHTTPRequestHandler):
+class Cluster(Handler):
     """What is used of Elasticsearch's API, answered by the embedded index."""
 
     documents: dict[str, dict[str, str]]
     asked: list[str]
 
     def do_PUT(self):
-        self.rfile.read(int(self.headers["content-length"]))
+        self.body()
         self.answer(400, {"error": {"type": "resource_already_exists_exception"}})
 
     def do_POST(self):
-        lines = [json.loads(x) for x in self.rfile.read(int(self.headers.get("content-length", 0))).splitlines()]
+        lines = [json.loads(x) for x in self.body().splitlines()]
         if self.path == "/wiki/_bulk":
             for action, source in zip(lines[::2], lines[1::2], strict=True):
                 if not source["text"]:
@@ -191,24 +190,14 @@ class Cluster(BaseHTTPRequestHandler):
         self.answer(200, {"responses": responses})
 
     def answer(self, status: int, body: dict):
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_):
-        pass
+        self.send(status, json.dumps(body).encode())
 
 
 @pytest.fixture
 def cluster() -> Iterator[str]:
     Cluster.documents, Cluster.asked = {}, []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Cluster)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with serving(Cluster) as url:
+        yield url
 
 
 def test_a_cluster_is_asked_the_same(cluster: str, index: LuceneIndex):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from serving import Handler, serving
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
 
@@ -281,23 +280,18 @@ class Server:
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.replies: list[tuple[int, bytes]] = []
+        self.url = ""
+
+    def handler(self) -> type[Handler]:
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Scores(Handler):
             def do_POST(self) -> None:
-                asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                asked = json.loads(self.body())
                 server.asked.append({"path": self.path, **asked})
-                status, body = server.replies.pop(0) if server.replies else (200, score(asked))
-                self.send_response(status)
-                self.end_headers()
-                self.wfile.write(body)
+                self.send(*(server.replies.pop(0) if server.replies else (200, score(asked))))
 
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+        return Scores
 
 
 def score(asked: dict[str, Any]) -> bytes:
@@ -313,9 +307,8 @@ def score(asked: dict[str, Any]) -> bytes:
 @pytest.fixture(scope="module")
 def running() -> Iterator[Server]:
     server = Server()
-    yield server
-    server.http.shutdown()
-    server.http.server_close()
+    with serving(server.handler()) as server.url:
+        yield server
 
 
 @pytest.fixture

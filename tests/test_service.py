@@ -16,12 +16,12 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from serving import Handler, serving
 
 from rag_train.errors import UserError
 from rag_train.retrieval import http as sending
@@ -248,25 +248,15 @@ def scripted(*answers: tuple[int, bytes]) -> Iterator[str]:
     """A server that gives these answers in turn, the last one again and again."""
     left = list(answers)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Scripted(Handler):
         def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("content-length", 0)))
-            status, body = left.pop(0) if len(left) > 1 else left[0]
-            if not status:  # hang up
-                return
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body)
+            self.body()
+            self.send(*(left.pop(0) if len(left) > 1 else left[0]))
 
         do_POST = do_GET
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as fake:
-        threading.Thread(target=fake.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{fake.server_port}"
-        fake.shutdown()
+    with serving(Scripted) as url:
+        yield url
 
 
 HEALTHY = (200, b'{"retriever": "r", "max_queries": 2}')

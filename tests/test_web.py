@@ -7,13 +7,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from serving import Handler, serving
 
 from rag_train.errors import UserError
 from rag_train.retrieval import http as sending
@@ -48,40 +48,32 @@ class Server:
     def __init__(self) -> None:
         self.reply: Callable[[str], Reply]
         self.asked: list[tuple[str, dict[str, Any], dict[str, str]]] = []
+        self.url = ""
+
+    def handler(self) -> type[Handler]:
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Provider(Handler):
             def do_GET(self) -> None:
                 self.answer({key: values[0] for key, values in parse_qs(urlsplit(self.path).query).items()})
 
             def do_POST(self) -> None:
-                self.answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+                self.answer(json.loads(self.body()))
 
             def answer(self, parameters: dict[str, Any]) -> None:
                 server.asked.append((self.command, parameters, {k.lower(): v for k, v in self.headers.items()}))
                 status, headers, body = server.reply(parameters["q"])
-                if not status:  # hang up
-                    return
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body)
+                self.send(status, body, headers)
 
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}/search"
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+        return Provider
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Server]:
     server = Server()
-    yield server
-    server.http.shutdown()
-    server.http.server_close()
+    with serving(server.handler()) as url:
+        server.url = f"{url}/search"
+        yield server
 
 
 @pytest.fixture

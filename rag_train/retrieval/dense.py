@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from rag_train.errors import UserError
+from rag_train.errors import UserError, not_installed
 from rag_train.retrieval.corpus import PassageStore, encode
 from rag_train.retrieval.directory import (
     OFFSETS,
@@ -33,7 +33,7 @@ from rag_train.retrieval.directory import (
     unreadable,
     write_manifest,
 )
-from rag_train.retrieval.encoder import EXTRA, Encoder, EncoderConfig
+from rag_train.retrieval.encoder import Encoder, EncoderConfig
 from rag_train.retrieval.exact import largest_products
 from rag_train.schema import Passage
 
@@ -304,5 +304,5 @@ def _faiss():
     try:
         import faiss
     except ImportError as error:
-        raise UserError(f"dense retrieval needs FAISS; {EXTRA.replace('retrieval', 'cpu')} (or [gpu])") from error
+        raise not_installed(error, "cpu") from error
     return faiss

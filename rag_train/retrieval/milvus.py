@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rag_train.errors import UserError
+from rag_train.errors import UserError, not_installed
 from rag_train.progress import progress
 from rag_train.retrieval.corpus import encode as to_line
 from rag_train.schema import Passage
@@ -23,7 +23,7 @@ try:
     from pymilvus import DataType, MilvusClient
     from pymilvus.exceptions import MilvusException
 except ImportError as error:
-    raise UserError(f'{error.name} is not installed; run pip install "rag-train[retrieval]"') from error
+    raise not_installed(error) from error
 
 Metric = Literal["ip", "cosine"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
 
-from rag_train.errors import UserError
+from rag_train.errors import UserError, not_installed
 from rag_train.llm.checkpoint import check_checkpoint
 from rag_train.retrieval.base import Retriever
 from rag_train.retrieval.bm25 import indexed_text
@@ -59,7 +59,7 @@ class CrossEncoderReranker:
         try:
             import sentence_transformers
         except ImportError as error:
-            raise UserError(f'{error.name} is not installed; run pip install "rag-train[retrieval]"') from error
+            raise not_installed(error) from error
         try:
             self._model = sentence_transformers.CrossEncoder(model, device=device, model_kwargs={"dtype": dtype})
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:

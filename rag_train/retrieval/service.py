@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.json_schema import models_json_schema
 
-from rag_train.errors import UserError
+from rag_train.errors import UserError, not_installed
 from rag_train.retrieval.base import Retriever
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.http import SearchRequest, SearchResponse
@@ -33,7 +33,7 @@ try:
     from starlette.routing import Route
     from starlette.types import Receive, Scope, Send
 except ImportError as error:
-    raise UserError(f'{error.name} is not installed; run pip install "rag-train[retrieval]"') from error
+    raise not_installed(error) from error
 
 _log = logging.getLogger(__name__)
 _PREFIX = "rag_train_retrieval"
