@@ -25,6 +25,10 @@ class Sampling:
     regex: str | None = None
 
 
+class EngineError(Exception):
+    """A call that came to nothing: the server failed, or no answer came in time. Other calls may fare better."""
+
+
 @dataclass(frozen=True)
 class TokenLogprob:
     token_id: int
@@ -61,7 +65,12 @@ class LLM(Protocol):
     def tokenizer(self) -> PreTrainedTokenizerBase: ...
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
-        """Continue ``prompt``. Raises ValueError if the prompt does not fit the model's context."""
+        """Continue ``prompt``.
+
+        Raises:
+            ValueError: if the prompt does not fit the model's context.
+            EngineError: if the engine failed or did not answer in time.
+        """
         ...
 
     async def aclose(self) -> None: ...
