@@ -92,6 +92,7 @@ async def synthesize_with(
         return Outcome(records, counts)
 
     settings = asdict(recipe) | {"model_sha256": _model_hash(recipe.model), "corpus_sha256": corpus_sha256}
+    settings["engine"] = {k: v for k, v in settings["engine"].items() if k not in ("urls", "timeout")}  # may move
     return await run(questions, work, Path(recipe.output), settings, label=f"searching ({recipe.stage})")
 
 

@@ -8,12 +8,15 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rag_train.errors import UserError
 from rag_train.progress import console
+
+if TYPE_CHECKING:
+    from rag_train.strategies.opening import KitConfig
 
 app = typer.Typer(
     name="rag-train",
@@ -28,6 +31,27 @@ serve_app = typer.Typer(no_args_is_help=True, help="Serve over HTTP.")
 app.add_typer(serve_app, name="serve")
 
 Json = Annotated[bool, typer.Option("--json", help="Print a summary as JSON on standard output.")]
+Model = Annotated[str, typer.Option(help="Checkpoint directory, hub name, or the name a server gives it.")]
+Indexes = Annotated[
+    list[str],
+    typer.Option(
+        metavar="[KIND=]PLACE",
+        help="Index directory, retrieval service's address, or (web=) a web search; the first is the main one. "
+        "KIND is sparse, dense or web, for strategies that want one.",
+    ),
+]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[ROLE=]DIR",
+        help="LoRA adapter, for one role (revelator, planner, classifier) or for all others; may be repeated.",
+    ),
+]
+Reranker = Annotated[str | None, typer.Option(help="Cross-encoder's directory, for strategies that rerank.")]
+Engine = Annotated[str, typer.Option(help="vllm, transformers or openai (with --url).")]
+Urls = Annotated[list[str] | None, typer.Option(help="openai: a server's address; repeat for replicas.")]
+Passages = Annotated[int, typer.Option(help="Passages per retrieval.", min=1)]
+Instructions = Annotated[bool, typer.Option(help="Begin prompts with the method's instruction.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Replace keys of the recipe.")
 ]
@@ -132,6 +156,51 @@ def serve_retriever(
     serve(retriever, host, port, Limits(k=max_k), threads)
 
 
+@serve_app.command("strategy")
+def serve_strategy(
+    name: Annotated[str, typer.Argument(help="Strategy, with settings such as dualrag,outline=flat.")],
+    model: Model,
+    index: Indexes,
+    adapter: Adapters = None,
+    reranker: Reranker = None,
+    engine: Engine = "vllm",
+    url: Urls = None,
+    passages: Passages = 3,
+    instructions: Instructions = True,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+) -> None:
+    """Answer questions: a page at /, and OpenAI's POST /v1/chat/completions with the steps beside the answer."""
+    from rag_train.strategies import check
+    from rag_train.strategies.opening import open_kit, open_retrievers
+    from rag_train.strategies.service import serve
+
+    check(name)
+    config = _kit(model, index, adapter, reranker, engine, url, passages, instructions)
+    retrievers = open_retrievers(index)
+    console.print(f"{name} with {model} and {next(iter(retrievers.values())).name}: http://{host}:{port}/")
+    serve(open_kit(config, retrievers), name, host, port)
+
+
+@app.command()
+def strategies(as_json: Json = False) -> None:
+    """List the strategies: where each is from, what it needs, and its settings."""
+    from rag_train.strategies import listing
+
+    listed = listing()
+    if as_json:
+        print(json.dumps(listed))
+        return
+    for one in listed:
+        print(f"{one['name']}\n  {one['summary']}\n  {one['paper']}")
+        if one["needs"]:
+            print(f"  needs: {'; '.join(one['needs'])}")
+        if one["settings"]:
+            print(
+                f"  settings: {', '.join(f'{key}={json.dumps(value)}' for key, value in one['settings'].items())}"
+            )
+
+
 @synth_app.command("deeprag")
 def synth_deeprag(
     recipe: Annotated[Path, typer.Argument(help="For example recipes/deeprag_synth.yaml.")],
@@ -166,44 +235,73 @@ def train(
 
 @app.command("eval")
 def evaluate(
-    model: Annotated[str, typer.Option(help="Checkpoint directory or hub name.")],
+    model: Model,
     questions: Annotated[Path, typer.Option(help="HotpotQA, 2WikiMultihopQA, MuSiQue … as released.")],
-    index: Annotated[str, typer.Option(help="Index directory made by `rag-train index`.")],
+    index: Indexes,
     output: Annotated[Path, typer.Option(help="Directory for trajectories and tables.")],
-    strategy: Annotated[list[str] | None, typer.Option(help="May be repeated; all of them if not given.")] = None,
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(help="See `rag-train strategies`; may be repeated, with settings: dualrag,outline=flat."),
+    ] = None,
+    adapter: Adapters = None,
+    reranker: Reranker = None,
     sample: Annotated[int | None, typer.Option(help="Questions drawn at random.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
-    passages: Annotated[int, typer.Option(help="Passages per retrieval.")] = 3,
-    instructions: Annotated[bool, typer.Option(help="Begin prompts with the method's instruction.")] = True,
-    engine: Annotated[str, typer.Option(help="vllm or transformers.")] = "vllm",
+    engine: Engine = "vllm",
+    url: Urls = None,
+    passages: Passages = 3,
+    instructions: Instructions = True,
     as_json: Json = False,
 ) -> None:
     """Answer questions with one model and several strategies; write trajectories and the tables."""
     from eval.datasets import load_questions
     from eval.datasets import sample as draw
     from eval.run import evaluate_model
-    from rag_train.retrieval.batching import AsyncRetriever
-    from rag_train.retrieval.indexes import load_index
+    from rag_train.strategies import check
+    from rag_train.strategies.opening import open_retrievers
 
+    chosen = strategy or ["direct", "cot", "rag", "deeprag"]
+    for name in chosen:
+        check(name)
+    config = _kit(model, index, adapter, reranker, engine, url, passages, instructions)
     asked = load_questions(questions)
     if sample is not None and sample < len(asked):
         asked = draw(asked, sample, seed)
-    found = load_index(index)
-    summaries = asyncio.run(
-        evaluate_model(
-            model,
-            engine,
-            AsyncRetriever(found),
-            asked,
-            output,
-            strategies=strategy,
-            passages=passages,
-            instructions=instructions,
-            settings={"questions": str(questions), "corpus_sha256": found.corpus_sha256},
-        )
-    )
+    retrievers = open_retrievers(index)
+    corpora = {kind: getattr(found, "corpus_sha256", found.name) for kind, found in retrievers.items()}
+    settings = {"questions": str(questions), "corpora": corpora}
+    summaries = asyncio.run(evaluate_model(config, retrievers, asked, output, chosen, settings))
     if as_json:
         print(json.dumps([run.model_dump(mode="json") for run in summaries]))
+
+
+def _kit(
+    model: str,
+    index: list[str],
+    adapter: list[str] | None,
+    reranker: str | None,
+    engine: str,
+    url: list[str] | None,
+    passages: int,
+    instructions: bool,
+) -> KitConfig:
+    from rag_train.llm.engines import EngineConfig
+    from rag_train.strategies.opening import KitConfig
+
+    kinds = ("vllm", "transformers", "openai")
+    if engine not in kinds:
+        raise UserError(f"--engine {engine}: unknown; the engines are {', '.join(kinds)}")
+    if bool(url) != (engine == "openai"):
+        raise UserError("--url and --engine openai go together; give both, or neither")
+    return KitConfig(
+        model=model,
+        indexes=index,
+        adapters=adapter or [],
+        reranker=reranker,
+        engine=EngineConfig(kind=engine, urls=url or []),  # pyright: ignore[reportArgumentType]
+        passages=passages,
+        instructions=instructions,
+    )
 
 
 @app.command()

@@ -50,6 +50,7 @@ from rag_train.provenance import code_version, machine
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.bm25 import BM25Index
 from rag_train.schema import Question, Trajectory
+from rag_train.strategies.base import Kit
 from rag_train.train import TrainResult, train
 from rag_train.training.config import TrainRecipe
 
@@ -159,6 +160,7 @@ async def _run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) ->
         engine = VLLMEngine.start(str(base), dtype="float32", seed=seed, kv_cache_bytes=2**29)
 
     try:
+        kit = Kit(engine, retriever, instructions=False)
         asked = questions[recipe.split][: recipe.test_questions]
         trajectories: dict[str, list[Trajectory]] = {}
         summaries: list[RunSummary] = []
@@ -167,8 +169,7 @@ async def _run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) ->
             for name in strategies:
                 file = folder / f"{stage.replace(' ', '')}-{name}.jsonl"
                 settings = {"model": str(model), "split": recipe.split, "questions": len(asked)}
-                got = await evaluate(name, engine, retriever, asked, file, settings, passages=3, instructions=False)
-                trajectories[f"{name}, {stage}"] = got
+                trajectories[f"{name}, {stage}"] = await evaluate(name, kit, asked, file, settings)
             for name in strategies:
                 summaries.append(
                     summarize(

@@ -84,7 +84,7 @@ def _describe(cls: type, prefix: str) -> Iterator[Key]:
     for field in fields(cls):
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         text = "required" if default is MISSING else json.dumps(default, default=str)
-        yield Key(prefix + field.name, _type_name(hints[field.name]), text, help_texts.get(field.name, ""))
+        yield Key(prefix + field.name, type_name(hints[field.name]), text, help_texts.get(field.name, ""))
         for nested in (hints[field.name], *get_args(hints[field.name])):
             if is_dataclass(nested) and isinstance(nested, type):
                 yield from _describe(nested, f"{prefix}{field.name}.")
@@ -104,14 +104,15 @@ def _attribute_docstrings(cls: type) -> dict[str, str]:
     return found
 
 
-def _type_name(hint: Any) -> str:
+def type_name(hint: Any) -> str:
+    """A type as a user is to read it: "yes|no", "int or null"."""
     arguments = get_args(hint)
     if get_origin(hint) is Literal:
         return "|".join(a if isinstance(a, str) else json.dumps(a) for a in arguments)
     if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(_type_name(a) for a in arguments)
+        return " or ".join(type_name(a) for a in arguments)
     if get_origin(hint) in (list, tuple):
-        return f"list of {_type_name(arguments[0])}"
+        return f"list of {type_name(arguments[0])}"
     if hint is types.NoneType:
         return "null"
     if hint is Path:

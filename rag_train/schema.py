@@ -75,6 +75,29 @@ class Step(Record):
     answer: str = ""
     retrieve_probability: float | None = None
     """Probability the controller gave to retrieving, renormalised over the two decisions."""
+    queries: list[str] = []
+    """What was asked of the retriever, where that is not just the subquery."""
+    round: int | None = None
+    """Steps of one round ran at the same time (a plan's depth, an iteration); None: after the step before."""
+    node: str = ""
+    """What the step is called: a plan's Q2.1, an outline's entity."""
+
+
+class PlanNode(Record):
+    """A subquery of a plan; ``<A1.1>`` in its text stands for the answer of node ``Q1.1`` (PlanRAG, section 4.1).
+
+    A node without parents hangs from the question itself.
+    """
+
+    id: str
+    question: str
+    parents: list[str] = []
+
+
+class Plan(Record):
+    """A directed acyclic graph of subqueries, parents before children; no nodes: the question is atomic."""
+
+    nodes: list[PlanNode] = []
 
 
 class LLMCall(Record):
@@ -96,10 +119,21 @@ class Trajectory(Record):
     reasoning: str = ""
     calls: list[LLMCall] = []
     error: str | None = None
+    plan: Plan | None = None
+    outline: dict[str, list[str]] = {}
+    """Knowledge by entity (DualRAG, section 3.1.2)."""
+    notes: dict[str, str] = {}
+    """What else was decided: a route, why a plan was not followed."""
 
     @property
     def retrievals(self) -> int:
-        return sum(step.decision is Decision.RETRIEVE for step in self.steps)
+        """Queries put to a retriever."""
+        return sum(max(1, len(s.queries)) for s in self.steps if s.decision is Decision.RETRIEVE)
+
+    @property
+    def rounds(self) -> int:
+        """Steps one after the other: those of one round count once (HANRAG, section 5.2)."""
+        return len({i if step.round is None else f"round {step.round}" for i, step in enumerate(self.steps)})
 
 
 class Segment(Record):

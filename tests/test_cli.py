@@ -75,5 +75,5 @@ def test_eval_names_the_strategies(monkeypatch: pytest.MonkeyPatch, capsys, worl
     arguments = ["--questions", str(world / "dev.jsonl"), "--index", str(tmp_path / "index")]
     arguments += ["--output", str(tmp_path / "out"), "--model", str(tmp_path), "--strategy", "guess"]
     assert call(monkeypatch, "eval", *arguments) == 2
-    assert "--strategy guess: unknown; the strategies are direct, cot, rag" in capsys.readouterr().err
+    assert "--strategy guess: unknown strategy 'guess'; the strategies are deeprag, " in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -21,6 +21,7 @@ from rag_train.miniworld.world import CHAINS, World, WorldConfig, subquery
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.bm25 import BM25Index
 from rag_train.schema import Decision, Passage, Question
+from rag_train.strategies.base import Kit
 
 LINE = Sampling(max_tokens=24, stop=("\n",), logprobs=3)
 
@@ -117,16 +118,8 @@ def test_vllm_agrees_with_transformers_and_runs_the_whole_path(world: World, mod
 
             await engine.load_weights(str(model))
             for name in ("direct", "cot", "rag", "deeprag", "deeprag-retrieve", "deeprag-parametric"):
-                got = await evaluate(
-                    name,
-                    engine,
-                    retriever,
-                    questions[:8],
-                    tmp_path / f"{name}.jsonl",
-                    {},
-                    passages=3,
-                    instructions=False,
-                )
+                kit = Kit(engine, retriever, instructions=False)
+                got = await evaluate(name, kit, questions[:8], tmp_path / f"{name}.jsonl", {})
                 assert [t.question_id for t in got] == [q.id for q in questions[:8]]
                 assert all(t.calls and not t.error for t in got)
                 assert sum(t.answer is not None for t in got) >= 4

@@ -16,8 +16,8 @@ from serving import Handler, serving
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
 
+from rag_train import http as sending
 from rag_train.errors import UserError
-from rag_train.retrieval import http as sending
 from rag_train.retrieval.bm25 import BM25Index, indexed_text
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.rerank import CrossEncoderReranker, RerankedRetriever, VLLMScoreReranker, group_by_entity

@@ -23,8 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import Handler, serving
 
+from rag_train import http as sending
 from rag_train.errors import UserError
-from rag_train.retrieval import http as sending
 from rag_train.retrieval.base import Retriever
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.bm25 import BM25Index

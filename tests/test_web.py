@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import Handler, serving
 
+from rag_train import http as sending
 from rag_train.errors import UserError
-from rag_train.retrieval import http as sending
 from rag_train.retrieval.web import PROVIDERS, WebRetriever
 from rag_train.schema import Passage
 

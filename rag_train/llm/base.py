@@ -23,6 +23,8 @@ class Sampling:
     json_schema: str | None = None
     choice: tuple[str, ...] | None = None
     regex: str | None = None
+    adapter: str | None = None
+    """Directory of the LoRA adapter (as PEFT saves it) to answer with; None: the base model."""
 
 
 class EngineError(Exception):
@@ -53,6 +55,14 @@ class Completion:
     stop: str | None = None
     truncated: bool = False
     logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+
+    @property
+    def chosen(self) -> tuple[TokenLogprob, ...]:
+        """The tokens that were written; empty where no log-probabilities were asked for."""
+        return tuple(
+            next(token for token in alternatives if token.token_id == token_id)
+            for token_id, alternatives in zip(self.token_ids, self.logprobs, strict=False)
+        )
 
 
 class LLM(Protocol):

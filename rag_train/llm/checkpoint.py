@@ -40,6 +40,18 @@ def check_checkpoint(model: str) -> None:
         )
 
 
+def check_adapter(adapter: str) -> int:
+    """The rank of the LoRA adapter in the directory ``adapter``. Raises UserError if there is none."""
+    path = Path(adapter) / "adapter_config.json"
+    if not path.is_file():
+        raise UserError(f"adapter {adapter}: no adapter_config.json; give a directory that PEFT saved one to")
+    try:
+        config = json.loads(path.read_text())
+        return max([config["r"], *config.get("rank_pattern", {}).values()])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"adapter {adapter}: adapter_config.json is not a LoRA adapter's ({error!r})") from error
+
+
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     """The tokenizer of ``model``, exactly as its tokenizer.json says. Raises UserError if it cannot be read.
 

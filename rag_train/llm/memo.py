@@ -14,10 +14,10 @@ class CallLog:
     ``sampling`` is part of a call's identity, its seed included, so nothing random is repeated by accident.
     """
 
-    def __init__(self, llm: LLM):
+    def __init__(self, llm: LLM, calls: list[LLMCall] | None = None):
         self._llm = llm
         self._made: dict[tuple[str, Sampling], asyncio.Task[Completion]] = {}
-        self.calls: list[LLMCall] = []
+        self.calls = [] if calls is None else calls
 
     async def complete(self, module: str, prompt: str, sampling: Sampling) -> Completion:
         """Continue ``prompt`` on behalf of ``module``, the strategy's part that the tokens are counted under."""

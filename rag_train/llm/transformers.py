@@ -4,23 +4,56 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, set_seed
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
 
-from rag_train.llm.base import Completion, Sampling, TokenLogprob, Usage
-from rag_train.llm.checkpoint import check_checkpoint, load_tokenizer
+from rag_train.errors import UserError
+from rag_train.llm.base import Completion, EngineError, Sampling, TokenLogprob, Usage
+from rag_train.llm.checkpoint import check_adapter, check_checkpoint, load_tokenizer
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What the model sees in a prompt and a text that follows it, of T tokens together."""
+
+    tokens: tuple[str, ...]
+    """All T, as the vocabulary writes them."""
+    start: int
+    """Index of the first token of the text; one that lies across the border belongs to the text."""
+    spans: tuple[tuple[int, int], ...]
+    """Each token's first character and the one after its last, in ``prompt + text``."""
+    entropy: tuple[float, ...]
+    """For each token from ``start`` on: entropy in nats of the model's distribution where it stands."""
+    attention: torch.Tensor
+    """(T, T) of float32 on the CPU: how much each token (row) attends to each; last layer, mean over heads."""
 
 
 class TransformersEngine:
-    """An ``LLM`` over ``generate``: calls that wait together and sample alike run as one left-padded batch."""
+    """An ``LLM`` over ``generate``: calls that wait together and sample alike run as one padded batch.
+
+    Of an encoder-decoder model the encoder reads the prompt, with the special tokens that its tokenizer adds, and
+    the decoder writes the text.
+    """
 
     def __init__(self, model, tokenizer: PreTrainedTokenizerBase, name: str, max_batch: int = 64):
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name
         self._max_batch = max_batch
+        self._context = _context(model.config, tokenizer)
+        self._adapters: dict[str, str] = {}
+        self._lock = threading.Lock()  # generating and inspecting set the model's adapter and attention
         self._waiting: list[tuple[list[int], Sampling, asyncio.Future[Completion]]] = []
         self._worker: asyncio.Task[None] | None = None
 
@@ -29,15 +62,19 @@ class TransformersEngine:
         """Load ``model`` (a local directory or a hub name). Raises UserError if the directory is no checkpoint."""
         check_checkpoint(model)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, device_map=device)
+        encoder_decoder = AutoConfig.from_pretrained(model).is_encoder_decoder
+        loader = AutoModelForSeq2SeqLM if encoder_decoder else AutoModelForCausalLM
+        loaded = loader.from_pretrained(model, dtype=dtype, device_map=device)
         return cls(loaded, load_tokenizer(model), Path(model).name, max_batch)
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
-        ids = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        limit = self.model.config.max_position_embeddings
-        if len(ids) + sampling.max_tokens > limit:
+        config = self.model.config
+        ids = self.tokenizer(prompt, add_special_tokens=config.is_encoder_decoder)["input_ids"]
+        needed = max(len(ids), sampling.max_tokens) if config.is_encoder_decoder else len(ids) + sampling.max_tokens
+        if needed > self._context:
             raise ValueError(
-                f"prompt of {len(ids)} tokens and {sampling.max_tokens} to write exceed the context of {limit}"
+                f"prompt of {len(ids)} tokens and {sampling.max_tokens} to write exceed "
+                f"the context of {self._context}"
             )
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting.append((ids, sampling, future))
@@ -48,12 +85,17 @@ class TransformersEngine:
     async def _drain(self) -> None:
         while self._waiting:
             await asyncio.sleep(0)  # let every caller that is ready join the batch
+            self._waiting = [call for call in self._waiting if not call[2].cancelled()]
+            if not self._waiting:
+                return
             sampling = self._waiting[0][1]
             alike = [call for call in self._waiting if call[1] == sampling][: self._max_batch]
             self._waiting = [call for call in self._waiting if call not in alike]
             try:
                 completions = await asyncio.to_thread(self._generate, [ids for ids, _, _ in alike], sampling)
             except Exception as error:
+                if isinstance(error, RuntimeError):  # out of memory, among others
+                    error = EngineError(f"{self.name}: {error}")
                 for _, _, future in alike:
                     if not future.done():
                         future.set_exception(error)
@@ -62,9 +104,74 @@ class TransformersEngine:
                 if not future.done():
                     future.set_result(completion)
 
-    @torch.inference_mode()
+    async def inspect(self, prompt: str, text: str) -> Inspection:
+        """How sure the base model is of each token of ``text`` after ``prompt``, and what each attends to.
+
+        Raises:
+            ValueError: if the two do not fit the model's context, or ``prompt`` is empty.
+            UserError: if it is an encoder-decoder model.
+        """
+        if self.model.config.is_encoder_decoder:
+            raise UserError(f"model {self.name}: an encoder-decoder cannot be inspected; use a decoder-only model")
+        return await asyncio.to_thread(self._inspect, prompt, text)
+
+    def _inspect(self, prompt: str, text: str) -> Inspection:
+        encoded = self.tokenizer(prompt + text, add_special_tokens=False, return_offsets_mapping=True)
+        ids, spans = encoded["input_ids"], encoded["offset_mapping"]
+        start = next((i for i, (_, end) in enumerate(spans) if end > len(prompt)), len(ids))
+        if start == 0:
+            raise ValueError("the prompt is empty: its first token has nothing to be predicted from")
+        if len(ids) > self._context:
+            raise ValueError(f"prompt and text of {len(ids)} tokens exceed the context of {self._context}")
+        with self._lock, torch.inference_mode():
+            self._use(None)
+            usual = self.model.config._attn_implementation
+            self.model.set_attn_implementation("eager")  # the others do not compute the weights
+            try:
+                tokens = torch.tensor([ids], device=self.model.device)
+                output = self.model(tokens, output_attentions=True, use_cache=False)
+            finally:
+                self.model.set_attn_implementation(usual)
+            logprobs = torch.log_softmax(output.logits[0, start - 1 : -1].float(), -1)
+            attention = output.attentions[-1][0].float().mean(0).cpu()
+        entropy = torch.special.entr(logprobs.exp()).sum(-1)
+        return Inspection(
+            tokens=tuple(self.tokenizer.convert_ids_to_tokens(ids)),
+            start=start,
+            spans=tuple((first, end) for first, end in spans),
+            entropy=tuple(entropy.tolist()),
+            attention=attention,
+        )
+
+    def _use(self, adapter: str | None) -> None:
+        """Answer with ``adapter``, whose files are read at its first use. UserError if it does not fit."""
+        if adapter is None:
+            if self._adapters:
+                self.model.disable_adapters()
+            return
+        if adapter not in self._adapters:
+            check_adapter(adapter)
+            name = f"adapter{len(self._adapters)}"
+            try:
+                self.model.load_adapter(adapter, adapter_name=name)
+            except Exception as error:
+                raise UserError(
+                    f"adapter {adapter}: does not fit {self.name} ({type(error).__name__}: {error})"
+                ) from error
+            self._adapters[adapter] = name
+        self.model.enable_adapters()
+        self.model.set_adapter(self._adapters[adapter])
+
     def _generate(self, prompts: list[list[int]], sampling: Sampling) -> list[Completion]:
-        batch = self.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
+        with self._lock:
+            self._use(sampling.adapter)
+            return self._generate_with(prompts, sampling)
+
+    @torch.inference_mode()
+    def _generate_with(self, prompts: list[list[int]], sampling: Sampling) -> list[Completion]:
+        # An encoder may count positions from the left, a decoder goes on at the right.
+        side = "right" if self.model.config.is_encoder_decoder else "left"
+        batch = self.tokenizer.pad({"input_ids": prompts}, padding_side=side, return_tensors="pt")
         batch = batch.to(self.model.device)
         if sampling.seed is not None:
             set_seed(sampling.seed)
@@ -76,6 +183,7 @@ class TransformersEngine:
             temperature=None if greedy else sampling.temperature,
             top_p=None if greedy else sampling.top_p,
             top_k=None,
+            repetition_penalty=1.0,  # not the model's own default, as in the other engines
             stop_strings=list(sampling.stop) or None,
             tokenizer=self.tokenizer,
             logits_processor=self._guide(sampling),
@@ -83,7 +191,9 @@ class TransformersEngine:
             output_logits=sampling.logprobs > 0,
             return_dict_in_generate=True,
         )
-        written = output.sequences[:, batch["input_ids"].shape[1] :].tolist()
+        # A decoder's output begins with the prompt, that of an encoder-decoder with its one start token.
+        begin = 1 if self.model.config.is_encoder_decoder else batch["input_ids"].shape[1]
+        written = output.sequences[:, begin:].tolist()
         logprobs = [torch.log_softmax(step.float(), -1) for step in output.logits or ()]
         return [
             self._completion(len(prompt), ids, sampling, [step[i] for step in logprobs])
@@ -136,3 +246,12 @@ class TransformersEngine:
     async def aclose(self) -> None:
         if self._worker is not None:
             await self._worker
+
+
+def _context(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> float:
+    """Tokens that the model takes at most; infinity for one with relative positions and no limit told."""
+    for name in ("max_position_embeddings", "n_positions"):
+        if limit := getattr(config, name, None):
+            return limit
+    # A tokenizer that was told no limit says 1e30.
+    return tokenizer.model_max_length if tokenizer.model_max_length < 1e9 else float("inf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from pathlib import Path
@@ -10,21 +11,37 @@ from typing import TYPE_CHECKING
 from transformers import PreTrainedTokenizerBase
 
 from rag_train.errors import UserError
-from rag_train.llm.base import Completion, Sampling, TokenLogprob, Usage
-from rag_train.llm.checkpoint import check_checkpoint, load_tokenizer
+from rag_train.llm.base import Completion, EngineError, Sampling, TokenLogprob, Usage
+from rag_train.llm.checkpoint import check_adapter, check_checkpoint, load_tokenizer
 
 if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
     from vllm.v1.engine.async_llm import AsyncLLM
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks that vLLM reserves space for; an adapter's may lie between."""
+MAX_LORAS = 4
+"""Adapters at once in one batch. More may be used in turn: vLLM loads each again when its calls come."""
 
 
 class VLLMEngine:
     """An ``LLM`` over vLLM's ``AsyncLLM``. One engine serves every checkpoint of one architecture in turn
-    (``load_weights``), so that start-up is paid once."""
+    (``load_weights``), and the LoRA adapters of its base model side by side, so that start-up is paid once."""
 
-    def __init__(self, engine: AsyncLLM, tokenizer: PreTrainedTokenizerBase, name: str, max_context: int):
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str,
+        max_context: int,
+        max_lora_rank: int | None,
+    ):
         self._engine = engine
         self._ids = itertools.count()
         self._max_context = max_context
+        self._max_lora_rank = max_lora_rank
+        self._adapters: dict[str, LoRARequest] = {}
+        self._loading_adapter = asyncio.Lock()
         self.tokenizer = tokenizer
         self.name = name
 
@@ -37,12 +54,14 @@ class VLLMEngine:
         dtype: str = "auto",
         seed: int = 0,
         kv_cache_bytes: int | None = None,
+        max_lora_rank: int | None = None,
     ) -> VLLMEngine:
         """Load ``model`` (a local directory or a hub name) and start its engine. Call it inside a running loop.
 
         The key-value cache takes ``kv_cache_bytes``: if not given, what is free on a GPU, and 1 GiB on a CPU.
+        ``max_lora_rank``: the highest rank of adapters that calls may ask for; None: they may ask for none.
 
-        Raises UserError if the directory is no checkpoint, or if vLLM is not installed.
+        Raises UserError if the directory is no checkpoint, if vLLM is not installed, or if it has no such rank.
         """
         check_checkpoint(model)
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -56,6 +75,8 @@ class VLLMEngine:
                 f"vLLM cannot be imported ({error}); install it with `pip install rag-train[cpu]` "
                 "or `rag-train[gpu]`, or use the transformers engine"
             ) from error
+        if max_lora_rank is not None and max_lora_rank > LORA_RANKS[-1]:
+            raise UserError(f"max_lora_rank={max_lora_rank}: vLLM serves ranks up to {LORA_RANKS[-1]}")
         on_cpu = current_platform.is_cpu()
         engine = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
@@ -67,13 +88,16 @@ class VLLMEngine:
                 enable_prefix_caching=True,
                 block_size=32 if on_cpu else None,  # the default of 128 there would share few prefixes
                 enforce_eager=on_cpu,
+                enable_lora=max_lora_rank is not None,
+                max_loras=MAX_LORAS,
+                max_lora_rank=next(rank for rank in LORA_RANKS if rank >= (max_lora_rank or 1)),
                 max_num_seqs=256,
                 disable_log_stats=True,
                 enable_log_requests=False,
             )
         )
         limit = engine.model_config.max_model_len
-        return cls(engine, load_tokenizer(model), Path(model).name, limit)
+        return cls(engine, load_tokenizer(model), Path(model).name, limit, max_lora_rank)
 
     async def load_weights(self, model: str) -> None:
         """Serve another checkpoint of the same architecture and tokenizer from now on.
@@ -92,13 +116,21 @@ class VLLMEngine:
                 f"prompt of {len(ids)} tokens and {sampling.max_tokens} to write exceed "
                 f"the context of {self._max_context}"
             )
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
         request = self._engine.generate(
             {"prompt_token_ids": ids},  # pyright: ignore[reportArgumentType]
             _sampling_params(sampling),
             request_id=f"r{next(self._ids)}",
+            lora_request=await self._adapter(sampling.adapter) if sampling.adapter else None,
         )
-        finished = [message async for message in request]  # one: the output kind is FINAL_ONLY
+        try:
+            finished = [message async for message in request]  # one: the output kind is FINAL_ONLY
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise EngineError(f"{self.name}: {error or type(error).__name__}") from error
         output = finished[-1].outputs[0]
+        if output.finish_reason not in ("stop", "length"):
+            raise EngineError(f"{self.name}: the answer was broken off ({output.finish_reason})")
         return Completion(
             text=output.text,
             token_ids=tuple(output.token_ids),
@@ -113,6 +145,33 @@ class VLLMEngine:
                 for alternatives in output.logprobs or ()
             ),
         )
+
+    async def _adapter(self, directory: str) -> LoRARequest:
+        """What vLLM knows the adapter in ``directory`` by. Its files are read at its first call.
+
+        Raises UserError if the engine was started without adapters, or cannot serve this one.
+        """
+        from vllm.lora.request import LoRARequest
+
+        if self._max_lora_rank is None:
+            raise UserError(f"adapter {directory}: the engine serves none; start it with max_lora_rank")
+        path = str(Path(directory).resolve())
+        async with self._loading_adapter:
+            if path not in self._adapters:
+                rank = check_adapter(directory)
+                if rank > self._max_lora_rank:
+                    raise UserError(
+                        f"adapter {directory}: of rank {rank}, the engine serves up to {self._max_lora_rank}; "
+                        f"start it with max_lora_rank={rank}"
+                    )
+                request = LoRARequest(path, len(self._adapters) + 1, path)
+                try:  # before any call with it: a bad adapter that is met while generating ends the engine
+                    await self._engine.add_lora(request)
+                except Exception as error:
+                    reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+                    raise UserError(f"adapter {directory}: vLLM cannot load it ({reason})") from error
+                self._adapters[path] = request
+            return self._adapters[path]
 
     async def aclose(self) -> None:
         self._engine.shutdown()

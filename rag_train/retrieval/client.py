@@ -8,8 +8,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from rag_train.errors import UserError
+from rag_train.http import httpx, send
 from rag_train.retrieval.corpus import encodable
-from rag_train.retrieval.http import SearchRequest, SearchResponse, httpx, send
+from rag_train.retrieval.messages import SearchRequest, SearchResponse
 from rag_train.schema import Passage
 
 

@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any
 
 from rag_train.errors import UserError
+from rag_train.http import httpx, send
 from rag_train.retrieval.corpus import encodable
-from rag_train.retrieval.http import httpx, send
 from rag_train.retrieval.lucene_query import parse, render
 from rag_train.schema import Passage
 

@@ -10,11 +10,11 @@ from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
 
 from rag_train.errors import UserError, not_installed
+from rag_train.http import httpx, send
 from rag_train.llm.checkpoint import check_checkpoint
 from rag_train.retrieval.base import Retriever
 from rag_train.retrieval.bm25 import indexed_text
 from rag_train.retrieval.corpus import encodable
-from rag_train.retrieval.http import httpx, send
 from rag_train.schema import Passage
 
 if TYPE_CHECKING:

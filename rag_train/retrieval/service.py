@@ -18,7 +18,7 @@ from pydantic.json_schema import models_json_schema
 from rag_train.errors import UserError, not_installed
 from rag_train.retrieval.base import Retriever
 from rag_train.retrieval.batching import AsyncRetriever
-from rag_train.retrieval.http import SearchRequest, SearchResponse
+from rag_train.retrieval.messages import SearchRequest, SearchResponse
 
 try:
     import uvicorn

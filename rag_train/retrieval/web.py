@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from rag_train.errors import UserError
+from rag_train.http import BUSY, httpx, retry_after, send
 from rag_train.retrieval.corpus import encodable, parse_json
-from rag_train.retrieval.http import BUSY, httpx, retry_after, send
 from rag_train.schema import Passage
 
 _log = logging.getLogger(__name__)

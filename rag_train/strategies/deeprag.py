@@ -10,52 +10,39 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Literal
+from typing import ClassVar, Literal
 
 from rag_train.formats import deeprag
 from rag_train.formats.prompting import as_turn, task_prompt
-from rag_train.llm.base import LLM, Completion, Sampling, TokenLogprob
-from rag_train.llm.memo import CallLog
-from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.llm.base import Completion, Sampling, TokenLogprob
 from rag_train.schema import Decision, Passage, Question, Step, Trajectory
+from rag_train.strategies.base import Run, Strategy
 from rag_train.strategies.controller import Controller
 
 Mode = Literal["adaptive", "parametric", "retrieve"]
 
 
 @dataclass(frozen=True)
-class DeepRAG:
-    """``task`` names the instruction in ``prompts/`` (None for models trained without one); after
-    ``max_steps`` subqueries the controller must answer."""
+class DeepRAG(Strategy):
+    """Split the question; at each subquery, answer from memory or search."""
 
-    llm: LLM
-    retriever: AsyncRetriever
+    paper: ClassVar = "DeepRAG (Guan et al. 2025), section 3.1"
+    needs: ClassVar = ("Stage I or II checkpoint",)
+
     mode: Mode = "adaptive"
-    passages: int = 3
+    """adaptive: the controller decides; parametric: never search; retrieve: always."""
     max_steps: int = 6
-    task: str | None = "deeprag"
+    """After so many subqueries the controller must answer."""
     max_tokens: int = 256
     """Most tokens one engine call may write."""
 
-    @property
-    def name(self) -> str:
-        return "deeprag" if self.mode == "adaptive" else f"deeprag-{self.mode}"
-
     async def answer(self, question: Question) -> Trajectory:
-        log = CallLog(self.llm)
-        controller = Controller(log, as_turn(self.llm.tokenizer, task_prompt(question.question, self.task)))
-        run = self._adaptive if self.mode == "adaptive" else self._forced
-        steps, answer = await run(controller)
-        return Trajectory(
-            question_id=question.id,
-            question=question.question,
-            strategy=self.name,
-            steps=steps,
-            answer=answer,
-            calls=log.calls,
-        )
+        run = Run(self, question)
+        prompt = task_prompt(question.question, "deeprag" if self.kit.instructions else None)
+        controller = Controller(run.log(), as_turn(self.kit.llm.tokenizer, prompt))
+        return run.done(await (self._adaptive if self.mode == "adaptive" else self._forced)(run, controller))
 
-    async def _adaptive(self, controller: Controller) -> tuple[list[Step], str | None]:
+    async def _adaptive(self, run: Run, controller: Controller) -> str | None:
         text = ""
         retrieved: list[list[Passage]] = []
         chances: list[float | None] = []
@@ -66,30 +53,30 @@ class DeepRAG:
             chances += decision_probabilities(completion)
             parsed = deeprag.parse(text + (deeprag.SEARCH if completion.stop == deeprag.SEARCH else ""))
             steps = _with_details(parsed.steps, retrieved, chances)
-            if parsed.answer is not None:
-                return steps, parsed.answer
-            if parsed.open_subquery is None or not parsed.wants_search or len(steps) >= self.max_steps:
+            if parsed.answer is None:
                 steps = steps[: self.max_steps]
-                return steps, await controller.final(steps)
-            retrieved.append(await self.retriever.search(parsed.open_subquery, self.passages))
+            for step in steps[len(run.steps) :]:
+                run.add(step)
+            if parsed.answer is not None:
+                return parsed.answer
+            if parsed.open_subquery is None or not parsed.wants_search or len(steps) >= self.max_steps:
+                return await controller.final(steps)
+            retrieved.append(await run.search(parsed.open_subquery))
             text += f"{deeprag.SEARCH}\n{deeprag.context_lines(retrieved[-1])}{deeprag.INTERMEDIATE}"
 
-    async def _forced(self, controller: Controller) -> tuple[list[Step], str | None]:
-        steps: list[Step] = []
-        while len(steps) < self.max_steps:
-            move = await controller.next_move(steps)
+    async def _forced(self, run: Run, controller: Controller) -> str | None:
+        while len(run.steps) < self.max_steps:
+            move = await controller.next_move(run.steps)
             if move.subquery is None:
-                return steps, move.answer or await controller.final(steps)
-            passages: list[Passage] = []
+                return move.answer or await controller.final(run.steps)
             if self.mode == "retrieve":
-                passages = await self.retriever.search(move.subquery, self.passages)
-                answer = await controller.retrieved(steps, move.subquery, passages)
-                decision = Decision.RETRIEVE
+                passages = await run.search(move.subquery)
+                run.retrieved(
+                    move.subquery, passages, await controller.retrieved(run.steps, move.subquery, passages)
+                )
             else:
-                answer = await controller.parametric(steps, move.subquery)
-                decision = Decision.PARAMETRIC
-            steps.append(Step(subquery=move.subquery, decision=decision, passages=passages, answer=answer))
-        return steps, await controller.final(steps)
+                run.known(move.subquery, await controller.parametric(run.steps, move.subquery))
+        return await controller.final(run.steps)
 
 
 def decision_probabilities(completion: Completion) -> list[float | None]:
@@ -97,11 +84,11 @@ def decision_probabilities(completion: Completion) -> list[float | None]:
     "Follow up:" line, renormalised over the two snippets; None where neither was among the alternatives."""
     chances: list[float | None] = []
     line, after_subquery = "", False
-    for token_id, alternatives in zip(completion.token_ids, completion.logprobs, strict=False):
+    for token, alternatives in zip(completion.chosen, completion.logprobs, strict=False):
         if after_subquery and not line.strip():
             chances.append(_retrieve_share(alternatives))
             after_subquery = False
-        line += next(token.text for token in alternatives if token.token_id == token_id)
+        line += token.text
         if "\n" in line:
             before, _, line = line.rpartition("\n")
             after_subquery = before.rpartition("\n")[2].strip().startswith(deeprag.FOLLOW_UP)

@@ -1,4 +1,4 @@
-"""What the HTTP parts of retrieval share: the service's messages, and sending that tries again."""
+"""What all HTTP clients share: sending that tries again."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import random
 import time
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Annotated, Any
-
-from pydantic import Field, StrictInt, StrictStr
+from typing import Any
 
 from rag_train.errors import not_installed
-from rag_train.schema import Passage, Record
 
 try:
     import httpx
@@ -22,19 +19,6 @@ BUSY = (429, 502, 503, 504)
 """Statuses that a later attempt may not meet: a quota, or a proxy whose server is restarting."""
 LONGEST_WAIT = 30.0
 """Seconds between two attempts at most; a server that asks for more is not asked again."""
-
-
-class SearchRequest(Record):
-    """The body of ``POST /search``."""
-
-    queries: list[StrictStr]
-    k: Annotated[StrictInt, Field(ge=1)] = 5
-
-
-class SearchResponse(Record):
-    """Its answer: for each query the passages, best first."""
-
-    passages: list[list[Passage]]
 
 
 def send(client: httpx.Client, method: str, url: str, retries: int, **content: Any) -> httpx.Response:

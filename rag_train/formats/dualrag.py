@@ -1,0 +1,46 @@
+"""DualRAG's modules (section 3.1): Reasoner, Entity Identifier, Knowledge Summarizer; and the knowledge outline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pydantic import BaseModel
+
+from rag_train.formats.tasks import Fields, Task
+from rag_train.schema import Passage
+
+NOTHING = "nothing"
+
+
+class Reasoning(BaseModel):
+    """Equation 3: the next thought, and the retrieval trigger."""
+
+    thought: str
+    retrieve: bool
+
+
+class Entity(BaseModel):
+    """Equation 5: a key entity with its queries."""
+
+    entity: str
+    queries: list[str]
+
+
+REASON = Task("dualrag_reason", "Reasoner:", Reasoning, max_tokens=256)
+IDENTIFY = Task("dualrag_identify", "Entities:", list[Entity], max_tokens=256)
+SUMMARIZE = Task("dualrag_summarize", "Summary:", max_tokens=128)
+ANSWER = Task("dualrag_answer", "Answer:")
+
+
+def state_fields(question: str, knowledge: Fields, thoughts: Sequence[str]) -> Fields:
+    """Of `REASON`, `IDENTIFY` and `ANSWER`: the question, what is known, the reasoning so far."""
+    return [("Question", question), *(knowledge or [("Knowledge", NOTHING)]), ("Thought", list(thoughts))]
+
+
+def outline_lines(outline: Mapping[str, Sequence[str]]) -> Fields:
+    """The progressive knowledge outline (equation 10): a line an entity."""
+    return [("Knowledge", [f"{entity}: {' '.join(parts)}" for entity, parts in outline.items() if parts])]
+
+
+def summary_fields(question: str, thought: str, entity: str, passages: Sequence[Passage]) -> Fields:
+    return [("Question", question), ("Thought", thought), ("Context", passages), ("Entity", entity)]

@@ -1,0 +1,51 @@
+"""HANRAG's modules (section 4.1, appendix G): the Revelator's five tasks, and the generator's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import BaseModel
+
+from rag_train.formats.tasks import Fields, Task
+from rag_train.schema import Passage
+
+Route = Literal["straightforward question", "single-step question", "compound question", "complex question"]
+NOTHING = "nothing"
+
+
+class Decomposition(BaseModel):
+    thought: str = ""
+    decomposition: list[str]
+
+
+ROUTE = Task("hanrag_route", "Answer:", Route, max_tokens=12)
+DECOMPOSE = Task("hanrag_decompose", "Answer:", Decomposition, max_tokens=256)
+REFINE = Task("hanrag_refine", "Output:")
+RELEVANT = Task("hanrag_relevant", "Answer:", Literal["true", "false"], max_tokens=4)
+ENDING = Task("hanrag_ending", "Answer:", Literal["true", "false"], max_tokens=4)
+ANSWER = Task("hanrag_answer", "Answer:")
+COMBINE = Task("hanrag_combine", "Answer:", max_tokens=128)
+
+
+def query_fields(question: str) -> Fields:
+    """Of `ROUTE` and `DECOMPOSE`."""
+    return [("Query", question)]
+
+
+def thought_fields(question: str, solved: Sequence[tuple[str, str]]) -> Fields:
+    """Of `REFINE`, `ENDING` and `COMBINE` (equation 5); ``solved``: sub-questions with their answers."""
+    if not solved:
+        return [("Question", question), ("Thought", NOTHING)]
+    lines: list[tuple[str, str]] = [("Question", question)]
+    for i, (query, answer) in enumerate(solved, 1):
+        lines += [(f"seed query-{i}", query), (f"answer-{i}", answer)]
+    return lines
+
+
+def relevance_fields(question: str, passage: Passage) -> Fields:
+    return [("Question", question), ("Doc", [passage])]
+
+
+def answer_fields(question: str, passages: Sequence[Passage]) -> Fields:
+    return [("Question", question), ("Doc", passages)]

@@ -1,0 +1,74 @@
+"""LevelRAG's actions: of the high-level searcher, and of the sparse and dense searchers below it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from rag_train.formats.tasks import Fields, Task
+from rag_train.retrieval.lucene_query import parse, render
+from rag_train.schema import Passage
+
+YesNo = Literal["yes", "no"]
+
+DECOMPOSE = Task("levelrag_decompose", "Queries:", list[str], max_tokens=192)
+SUMMARIZE = Task("levelrag_summarize", "Answer:", max_tokens=96)
+VERIFY = Task("levelrag_verify", "Sufficient:", YesNo, max_tokens=4)
+SUPPLEMENT = Task("levelrag_supplement", "Queries:", list[str], max_tokens=192)
+ANSWER = Task("levelrag_answer", "Answer:")
+
+REWRITE = Task("levelrag_rewrite", "Keywords:", list[str], max_tokens=96)
+SUFFICIENT = Task("levelrag_sufficient", "Sufficient:", YesNo, max_tokens=4)
+EXTEND = Task("levelrag_extend", "Keyword:", max_tokens=16)
+FILTER = Task("levelrag_filter", "Keyword:", max_tokens=16)
+EMPHASIZE = Task("levelrag_emphasize", "Keyword:", max_tokens=16)
+PSEUDO = Task("levelrag_pseudo", "Passage:", max_tokens=128)
+
+BOOST = 2
+
+
+def question_fields(question: str, summaries: Sequence[tuple[str, str]] = ()) -> Fields:
+    """The question with the atomic queries answered so far."""
+    return [("Question", question), ("Known", [f"Q={query} A={answer}" for query, answer in summaries])]
+
+
+def reading_fields(query: str, passages: Sequence[Passage]) -> Fields:
+    return [("Context", passages), ("Query", query)]
+
+
+def feedback_fields(query: str, keywords: str, passages: Sequence[Passage]) -> Fields:
+    return [("Context", passages), ("Query", query), ("Search", keywords)]
+
+
+def keywords(words: Sequence[str]) -> str:
+    """Keywords as a query in Lucene's syntax: what is more than a word is a phrase."""
+    return " ".join(dict.fromkeys(filter(None, map(_clause, words))))
+
+
+def _clause(word: str) -> str:
+    return render(parse(f'"{word.replace(chr(34), " ")}"'))
+
+
+def extend(query: str, keyword: str) -> str:
+    """``query`` with one more keyword, marked against the tokenizer by quotation."""
+    return f"{query} {_clause(keyword)}".strip()
+
+
+def exclude(query: str, keyword: str) -> str:
+    """``query`` without what has ``keyword``: Lucene's "-"."""
+    clause = _clause(keyword)
+    return f"{query} -{clause}" if clause and clause not in query.split(" ") else query
+
+
+def emphasize(query: str, keyword: str) -> str:
+    """``query`` with ``keyword``, which it has, weighted more: Lucene's "^". Unchanged if it has not."""
+    wanted = parse(f'"{keyword.replace(chr(34), " ")}"')
+    words = wanted[0].words if wanted else ()
+    return render(
+        [
+            c.__class__(c.words, c.occur, c.field, c.boost * BOOST)
+            if c.words == words and c.occur != "must_not"
+            else c
+            for c in parse(query)
+        ]
+    )

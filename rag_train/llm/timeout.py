@@ -1,0 +1,44 @@
+"""A limit on how long a call may take."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from rag_train.llm.base import LLM, Completion, EngineError, Sampling
+
+
+class Timed:
+    """An ``LLM`` that gives a call up after ``seconds``."""
+
+    def __init__(self, llm: LLM, seconds: float):
+        self._llm = llm
+        self._seconds = seconds
+
+    def __getattr__(self, name: str) -> Any:
+        """What an engine has beyond the protocol, such as ``inspect``; it has no limit."""
+        return getattr(self._llm, name)
+
+    @property
+    def name(self) -> str:
+        return self._llm.name
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self._llm.tokenizer
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        """As the engine does; EngineError if it takes too long: the call is cancelled then."""
+        limit = asyncio.timeout(self._seconds)
+        try:
+            async with limit:
+                return await self._llm.complete(prompt, sampling)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise EngineError(f"{self.name}: no answer within {self._seconds:g} s") from error
+
+    async def aclose(self) -> None:
+        await self._llm.aclose()

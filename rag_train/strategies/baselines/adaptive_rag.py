@@ -1,0 +1,34 @@
+"""Adaptive-RAG: a classifier of complexity chooses among no, one and many retrievals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from rag_train.formats.tasks import Task
+from rag_train.schema import Question, Trajectory
+from rag_train.strategies.base import Run, Strategy
+from rag_train.strategies.baselines.ircot import IRCoT
+from rag_train.strategies.baselines.taare import single_step
+
+CLASSIFY = Task("adaptive_rag", "Complexity:", Literal["A", "B", "C"], max_tokens=4)
+
+
+@dataclass(frozen=True)
+class AdaptiveRAG(Strategy):
+    """A: answer from memory; B: retrieve once; C: IRCoT."""
+
+    paper: ClassVar = "Jeong et al. 2024; baseline of HANRAG"
+    needs: ClassVar = ("classifier checkpoint (role classifier; recipes/adaptive_rag.yaml)",)
+
+    max_steps: int = 5
+    """Most sentences of IRCoT."""
+
+    async def answer(self, question: Question) -> Trajectory:
+        run = Run(self, question)
+        label = await run.ask(CLASSIFY, [("Question", question.question)], "classifier") or "B"
+        run.notes["complexity"] = label
+        if label != "C":
+            return run.done(await single_step(run, retrieve=label == "B"))
+        chained = await IRCoT(self.kit, name=self.name, max_steps=self.max_steps).answer(question)
+        return chained.model_copy(update={"calls": run.calls + chained.calls, "notes": run.notes})

@@ -1,0 +1,60 @@
+"""Auto-RAG: the model reasons over what was retrieved, and either refines its query or answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import BaseModel
+
+from rag_train.formats.tasks import Task
+from rag_train.schema import Passage, Question, Trajectory
+from rag_train.strategies.base import Run, Strategy, interleave
+
+
+class Move(BaseModel):
+    thought: str = ""
+    query: str = ""
+    answer: str = ""
+
+
+MOVE = Task("auto_rag", "Move:", Move, max_tokens=192)
+DOCUMENT = Task("auto_rag_document", "Document:", max_tokens=128)
+
+
+@dataclass(frozen=True)
+class AutoRAG(Strategy):
+    """Plan, extract, infer: a query or an answer each round; after retrieval in vain, a document from memory.
+
+    Simplified: the model's free text is one JSON object of thought, query and answer.
+    """
+
+    paper: ClassVar = "Yu et al. 2024 (Auto-RAG, Algorithm 1); baseline of DeepRAG"
+
+    retrievals: int = 5
+    """Rounds of retrieval; then ``recalls`` rounds with documents the model writes itself."""
+    recalls: int = 2
+
+    async def answer(self, question: Question) -> Trajectory:
+        run = Run(self, question)
+        found: list[Passage] = []
+        thoughts: list[str] = []
+        for round in range(self.retrievals + self.recalls):
+            fields = [("Question", question.question), ("Context", found), ("Thought", thoughts)]
+            move = await run.ask(MOVE, fields)
+            if move is None:
+                break
+            thoughts.append(move.thought)
+            if move.answer.strip():
+                return run.done(move.answer, "\n".join(thoughts))
+            query = move.query.strip() or question.question
+            if round < self.retrievals:
+                passages = await run.search(query)
+                run.retrieved(query, passages)
+            else:
+                text = await run.ask(DOCUMENT, [("Query", query)]) or ""
+                passages = [Passage(id=f"recalled-{round}", text=text)]
+                run.known(query, text)
+            found = interleave([found, passages])
+        _, answer = await run.read(question.question, found)
+        return run.done(answer, "\n".join(thoughts))

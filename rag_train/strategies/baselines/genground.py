@@ -1,0 +1,61 @@
+"""GenGround: generate a sub-question and its answer, then ground the answer in passages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import BaseModel
+
+from rag_train.formats.tasks import Task
+from rag_train.schema import Question, Trajectory
+from rag_train.strategies.base import Run, Strategy
+
+
+class Hop(BaseModel):
+    """The next sub-question with a first answer; or, with ``final``, that nothing is left to ask."""
+
+    question: str = ""
+    answer: str = ""
+    final: bool = False
+
+
+GENERATE = Task("genground_generate", "Next:", Hop, max_tokens=128)
+GROUND = Task("genground_ground", "Answer:")
+
+
+@dataclass(frozen=True)
+class GenGround(Strategy):
+    """Deduce the next sub-question and answer it from memory; retrieve for both and correct the answer."""
+
+    paper: ClassVar = "Shi et al. 2024; baseline of DualRAG"
+
+    max_steps: int = 5
+    batch: int = 3
+    """Passages read at a time, until one batch holds evidence (batch grounding)."""
+
+    async def answer(self, question: Question) -> Trajectory:
+        run = Run(self, question)
+        known: list[str] = []
+        last = None
+        for _ in range(self.max_steps):
+            hop = await run.ask(GENERATE, [("Question", question.question), ("Known", known)])
+            if hop is None or hop.final or not hop.question.strip():
+                last = hop.answer if hop and hop.answer.strip() else last
+                break
+            passages = await run.search(f"{hop.question} {hop.answer}")
+            answer = hop.answer
+            for start in range(0, len(passages), self.batch):
+                fields = [
+                    ("Context", passages[start : start + self.batch]),
+                    ("Question", hop.question),
+                    ("Draft", hop.answer),
+                ]
+                grounded = await run.ask(GROUND, fields)
+                if grounded and grounded.lower() != "empty":
+                    answer = grounded
+                    break
+            run.retrieved(hop.question, passages, answer, queries=[f"{hop.question} {hop.answer}"])
+            known.append(f"Q={hop.question} A={answer}")
+            last = answer
+        return run.done(last)

@@ -1,0 +1,44 @@
+"""IRCoT: retrieval after every sentence of a chain of thought."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rag_train.formats.tasks import Task
+from rag_train.schema import Passage, Question, Trajectory
+from rag_train.strategies.base import Run, Strategy, interleave
+
+THOUGHT = Task("ircot", "Thought:")
+END = "the answer is"
+
+
+@dataclass(frozen=True)
+class IRCoT(Strategy):
+    """Write a sentence, search with it, and so on until a sentence says the answer; then read."""
+
+    paper: ClassVar = "Trivedi et al. 2023; baseline of DualRAG, HANRAG and LevelRAG"
+
+    max_steps: int = 5
+    """Most sentences."""
+    most_passages: int = 15
+    """Passages kept (the paper's limit)."""
+
+    async def answer(self, question: Question) -> Trajectory:
+        run = Run(self, question)
+        found: list[Passage] = await run.search(question.question)
+        run.retrieved(question.question, found)
+        thoughts: list[str] = []
+        for step in range(self.max_steps):
+            fields = [("Context", found), ("Question", question.question), ("Thought", thoughts)]
+            thought = await run.ask(THOUGHT, fields)
+            if not thought or thought in thoughts:
+                break
+            thoughts.append(thought)
+            if END in thought.lower() or step + 1 == self.max_steps:
+                break
+            more = await run.search(thought)
+            run.retrieved(thought, more)
+            found = interleave([found, more])[: self.most_passages]
+        _, answer = await run.read(question.question, found)
+        return run.done(answer, "\n".join(thoughts))

@@ -1,0 +1,46 @@
+"""Iter-RetGen and ITRG: what was generated is what is searched for next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from rag_train.formats.tasks import Task
+from rag_train.schema import Passage, Question, Trajectory
+from rag_train.strategies.base import Run, Strategy
+
+DOCUMENT = Task("itrg", "Document:", max_tokens=128)
+
+
+@dataclass(frozen=True)
+class IterRetGen(Strategy):
+    """Answer with a chain of thought, search with question and thought together, and again."""
+
+    paper: ClassVar = "Iter-RetGen (Shao et al. 2023); ITRG (Feng et al. 2023), baseline of LevelRAG"
+
+    mode: Literal["retgen", "refine", "refresh"] = "retgen"
+    """refine and refresh are ITRG's: a document is generated, from the last one or from new passages alone."""
+    iterations: int = 3
+
+    async def answer(self, question: Question) -> Trajectory:
+        run = Run(self, question)
+        text, reasoning, answer = "", "", None
+        for round in range(self.iterations):
+            query = f"{question.question} {text}".strip()
+            passages = await run.search(query)
+            if self.mode == "retgen":
+                reasoning, answer = await run.read(question.question, passages, name="cot_rag", reason=True)
+                text = f"{reasoning} {answer or ''}".strip()
+            else:
+                text = await self._document(run, passages, text)
+                reasoning = text
+            run.retrieved(question.question, passages, answer, queries=[query], round=round)
+        if self.mode != "retgen":
+            document = Passage(id="generated", title="", text=text)
+            answer = (await run.read(question.question, [document] if text else []))[1]
+        return run.done(answer, reasoning)
+
+    async def _document(self, run: Run, passages: list[Passage], last: str) -> str:
+        before = [("Last", last)] if last and self.mode == "refine" else []
+        fields = [("Context", passages), *before, ("Question", run.question.question)]
+        return await run.ask(DOCUMENT, fields) or last

@@ -1,0 +1,62 @@
+"""MetaRAG: monitor the answer, evaluate what knowledge is missing, plan what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from rag_train.answers import f1
+from rag_train.formats.tasks import Fields, Task
+from rag_train.schema import Passage, Question, Trajectory
+from rag_train.strategies.base import Run, Strategy, interleave, together
+
+INTERNAL = Task("metarag_internal", "Judgement:", Literal["yes", "no"], max_tokens=4)
+EXTERNAL = Task("metarag_external", "Judgement:", Literal["yes", "no"], max_tokens=4)
+QUERY = Task("metarag_query", "Query:")
+
+
+@dataclass(frozen=True)
+class MetaRAG(Strategy):
+    """Answer; where two ways of answering disagree, judge both kinds of knowledge and retrieve, recall or rethink.
+
+    Simplified: the monitor compares the model's chain of thought with its short answer, in place of an expert
+    model's answer; knowledge is judged by the model itself, without an NLI model.
+    """
+
+    paper: ClassVar = "Zhou et al. 2024; baseline of DualRAG"
+
+    iterations: int = 5
+    agreement: float = 0.4
+    """Least token F1 of the two answers at which the monitor is content."""
+
+    async def answer(self, question: Question) -> Trajectory:
+        run = Run(self, question)
+        text = question.question
+        found: list[Passage] = await run.search(text)
+        run.retrieved(text, found)
+        used, reasoning, answer = found, "", None
+        for _ in range(self.iterations):
+            (reasoning, answer), (_, expert) = await together(
+                [
+                    run.read(text, used, name="cot_rag" if used else "cot", reason=True),
+                    run.read(text, used),
+                ]
+            )
+            if f1(expert, [answer or ""]) >= self.agreement:
+                break
+            fields: Fields = [("Context", found), ("Question", text), ("Answer", answer or "")]
+            internal, external = await together(run.ask(task, fields) for task in (INTERNAL, EXTERNAL))
+            if external == "yes":  # only the reasoning was at fault: think again, over what is there
+                used = found
+                answer = expert if internal != "yes" else answer
+                break
+            if internal == "yes":
+                used = []
+                continue
+            query = await run.ask(QUERY, [*fields, ("Thought", reasoning)])
+            if not query:
+                break
+            more = await run.search(query)
+            run.retrieved(query, more)
+            used = found = interleave([found, more])
+        return run.done(answer, reasoning)

@@ -1,0 +1,47 @@
+"""RankRAG: one model ranks the passages by how sure it is of each, and reads the best."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rag_train.formats.tasks import Task
+from rag_train.llm.base import Sampling
+from rag_train.schema import Passage, Question, Trajectory
+from rag_train.strategies.base import Run, Strategy, together
+
+RANK = Task("rankrag", "Relevant:")
+_FIRST = Sampling(max_tokens=1, logprobs=20)
+
+
+@dataclass(frozen=True)
+class RankRAG(Strategy):
+    """Retrieve many, score each by the probability of "True", read the best."""
+
+    paper: ClassVar = "Yu et al. 2024 (RankRAG), section 4.3; baseline of LevelRAG"
+    needs: ClassVar = ("log-probabilities",)
+
+    candidates: int = 20
+    """Passages to rank (the paper: 100)."""
+
+    async def answer(self, question: Question) -> Trajectory:
+        run = Run(self, question)
+        found = await run.search(question.question, max(self.candidates, self.kit.passages))
+        scores = await together(self._relevance(run, passage) for passage in found)
+        ranked = sorted(zip(scores, found, strict=True), key=lambda scored: -scored[0])
+        best = [p.model_copy(update={"score": score}) for score, p in ranked[: self.kit.passages]]
+        _, answer = await run.read(question.question, best)
+        run.retrieved(question.question, best, answer)
+        return run.done(answer)
+
+    async def _relevance(self, run: Run, passage: Passage) -> float:
+        """Probability of "True" against "False" at the first token; a half where neither is among the likely."""
+        body = RANK.body([("Context", [passage]), ("Question", run.question.question)])
+        got = await run.complete(RANK.name, run.prompt(RANK.name, body, RANK.lead), _FIRST)
+        alternatives = got.logprobs[0] if got.logprobs else ()
+        mass = {
+            word: sum(math.exp(t.logprob) for t in alternatives if t.text.strip() == word)
+            for word in ("True", "False")
+        }
+        return mass["True"] / sum(mass.values()) if sum(mass.values()) else 0.5

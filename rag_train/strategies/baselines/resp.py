@@ -1,0 +1,49 @@
+"""ReSP: every retrieval is summarised twice, for the whole question and for the sub-question at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from rag_train.formats.tasks import Task
+from rag_train.schema import Question, Trajectory
+from rag_train.strategies.base import Run, Strategy, together
+
+GLOBAL = Task("resp_global", "Evidence:", max_tokens=128)
+LOCAL = Task("resp_local", "Answer:", max_tokens=96)
+JUDGE = Task("resp_judge", "Sufficient:", Literal["yes", "no"], max_tokens=4)
+NEXT = Task("resp_next", "Sub-question:")
+ANSWER = Task("resp_answer", "Answer:")
+
+
+@dataclass(frozen=True)
+class ReSP(Strategy):
+    """Retrieve, summarise into global evidence and local pathway, judge, and plan the next sub-question."""
+
+    paper: ClassVar = "Jiang et al. 2024 (ReSP); baseline of LevelRAG"
+
+    iterations: int = 3
+
+    async def answer(self, question: Question) -> Trajectory:
+        run = Run(self, question)
+        text = query = question.question
+        evidence: list[str] = []
+        pathway: list[str] = []
+        for i in range(self.iterations):
+            passages = await run.search(query)
+            whole, local = await together(
+                [
+                    run.ask(GLOBAL, [("Context", passages), ("Question", text)]),
+                    run.ask(LOCAL, [("Context", passages), ("Question", query)]),
+                ]
+            )
+            run.retrieved(query, passages, local)
+            evidence += [whole] if whole else []
+            pathway += [f"Q={query} A={local}"] if local else []
+            memory = [("Evidence", evidence), ("Pathway", pathway), ("Question", text)]
+            if i + 1 == self.iterations or await run.ask(JUDGE, memory) == "yes":
+                break
+            query = await run.ask(NEXT, memory) or text
+            if any(path.startswith(f"Q={query} A=") for path in pathway):
+                break
+        return run.done(await run.ask(ANSWER, [("Evidence", evidence), ("Pathway", pathway), ("Question", text)]))

@@ -1,0 +1,40 @@
+"""TAARE: the model is asked, with today's date, whether it needs to retrieve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date
+from typing import ClassVar, Literal
+
+from rag_train.formats.tasks import Task
+from rag_train.schema import Question, Trajectory
+from rag_train.strategies.base import Run, Strategy
+
+DECIDE = Task("taare", "Answer:", Literal["[Yes]", "[No]"], max_tokens=8)
+
+
+@dataclass(frozen=True)
+class TAARE(Strategy):
+    """Ask whether the question needs outside knowledge; if so retrieve and read, if not answer at once."""
+
+    paper: ClassVar = "Zhang et al. 2024 (RetrievalQA); baseline of DeepRAG"
+
+    today: str = str(date.today())
+    """The date the model is told."""
+
+    async def answer(self, question: Question) -> Trajectory:
+        run = Run(self, question)
+        decision = await run.ask(DECIDE, [("Today", self.today), ("Question", question.question)])
+        return run.done(await single_step(run, retrieve=decision != "[No]"))
+
+
+async def single_step(run: Run, *, retrieve: bool) -> str | None:
+    """The one step of the methods that decide once: read what is retrieved, or answer from memory."""
+    question = run.question.question
+    passages = await run.search(question) if retrieve else []
+    _, answer = await run.read(question, passages)
+    if retrieve:
+        run.retrieved(question, passages, answer)
+    else:
+        run.known(question, answer)
+    return answer

@@ -1,0 +1,43 @@
+"""UAR: four yes/no probes of the model's hidden state, asked in turn, decide whether to retrieve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from rag_train.formats.tasks import Task
+from rag_train.schema import Question, Trajectory
+from rag_train.strategies.base import Run, Strategy
+from rag_train.strategies.baselines.taare import single_step
+
+YesNo = Literal["yes", "no"]
+INTENT = Task("uar_intent", "Judgement:", YesNo, max_tokens=4)
+KNOWLEDGE = Task("uar_knowledge", "Judgement:", YesNo, max_tokens=4)
+TIME = Task("uar_time", "Judgement:", YesNo, max_tokens=4)
+SELF = Task("uar_self", "Judgement:", YesNo, max_tokens=4)
+
+
+@dataclass(frozen=True)
+class UAR(Strategy):
+    """Retrieve if it is wished for; else if knowledge is needed, and changes with time or is not the model's own.
+
+    Simplified: the four classifiers are one fine-tuned model that is asked four questions (a choice of two words,
+    its head the vocabulary's), in place of four linear heads.
+    """
+
+    paper: ClassVar = "Cheng et al. 2024 (UAR, the criteria tree); baseline of DeepRAG"
+    needs: ClassVar = ("classifier checkpoint (role classifier; recipes/uar.yaml)",)
+
+    async def answer(self, question: Question) -> Trajectory:
+        run = Run(self, question)
+        return run.done(await single_step(run, retrieve=await self._retrieve(run)))
+
+    async def _retrieve(self, run: Run) -> bool:
+        async def says(task: Task) -> bool:
+            return await run.ask(task, [("Question", run.question.question)], "classifier") == "yes"
+
+        if await says(INTENT):
+            return True
+        if not await says(KNOWLEDGE):
+            return False
+        return await says(TIME) or not await says(SELF)

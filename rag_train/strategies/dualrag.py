@@ -1,0 +1,122 @@
+"""DualRAG (Cheng et al. 2025): reasoning that asks for knowledge, and an outline that gathers it, in a loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from rag_train.answers import normalize
+from rag_train.formats import dualrag
+from rag_train.formats.tasks import Fields
+from rag_train.schema import Passage, Question, Trajectory
+from rag_train.strategies.base import Run, Strategy, interleave, together
+
+
+@dataclass(frozen=True)
+class DualRAG(Strategy):
+    """Reason over a knowledge outline; where knowledge is missing, search by key entity and summarise."""
+
+    paper: ClassVar = "DualRAG (Cheng et al. 2025), section 3.1; ablations: section 4.5, appendices H.3 and H.4"
+
+    max_iterations: int = 5
+    """Most rounds of retrieval (section 4.3)."""
+    trigger: bool = True
+    """Let the Reasoner say when nothing is missing; false (w/o R): retrieve after every thought, as IRCoT does."""
+    identifier: bool = True
+    """Identify entities and their queries; false (w/o EI): the thought is the query."""
+    outline: Literal["entities", "flat", "none"] = "entities"
+    """entities: summaries by entity; flat (w/o KO*): summaries in a row; none (w/o KO): passages as they are."""
+    rerank: bool = True
+    """Rerank each entity's passages, where the kit has a reranker."""
+    candidates: int = 50
+    """Passages to rerank for a query."""
+
+    async def answer(self, question: Question) -> Trajectory:
+        run = Run(self, question)
+        outline: dict[str, list[str]] = {}
+        thoughts: list[str] = []
+        found: list[Passage] = []
+        for round in range(1, self.max_iterations + 1):
+            state = dualrag.state_fields(question.question, self._knowledge(outline, found), thoughts)
+            reasoning = await run.ask(dualrag.REASON, state)
+            if reasoning is None:
+                break
+            thoughts.append(reasoning.thought)
+            if self.trigger and not reasoning.retrieve:
+                run.known(reasoning.thought, "", round=round)
+                break
+            await self._retrieve(run, round, thoughts, outline, found)
+            if self.outline == "entities":
+                run.show("outline", {entity: list(parts) for entity, parts in outline.items()})
+        state = dualrag.state_fields(question.question, self._knowledge(outline, found), thoughts)
+        answer = await run.ask(dualrag.ANSWER, state)
+        return run.done(answer, "\n".join(thoughts), outline=outline if self.outline == "entities" else {})
+
+    def _knowledge(self, outline: dict[str, list[str]], found: list[Passage]) -> Fields:
+        match self.outline:
+            case "entities":
+                return dualrag.outline_lines(outline) if outline else []
+            case "flat":
+                parts = [part for parts in outline.values() for part in parts]
+                return [("Knowledge", parts)] if parts else []
+            case "none":
+                return [("Context", found)] if found else []
+
+    async def _retrieve(
+        self, run: Run, round: int, thoughts: Sequence[str], outline: dict[str, list[str]], found: list[Passage]
+    ) -> None:
+        """One round of retrieval and aggregation; updates ``outline`` or ``found``."""
+        entities = await self._identify(run, thoughts, outline, found)
+        passages = dict(
+            zip(
+                entities,
+                await together(self._group(run, entity, queries) for entity, queries in entities.items()),
+                strict=True,
+            )
+        )
+        if self.outline == "none":
+            found[:] = interleave([found, *passages.values()])
+            parts = dict.fromkeys(entities, "")
+        else:
+            question = run.question.question
+            summaries = await together(
+                run.ask(dualrag.SUMMARIZE, dualrag.summary_fields(question, thoughts[-1], entity, some))
+                for entity, some in passages.items()
+            )
+            parts = {entity: part or "" for entity, part in zip(entities, summaries, strict=True)}
+        for entity, part in parts.items():
+            known = outline.setdefault(entity, [])
+            if part and normalize(part) != dualrag.NOTHING and part not in known:
+                known.append(part)
+            run.retrieved(thoughts[-1], passages[entity], part, queries=entities[entity], node=entity, round=round)
+
+    async def _identify(
+        self, run: Run, thoughts: Sequence[str], outline: dict[str, list[str]], found: list[Passage]
+    ) -> dict[str, list[str]]:
+        """Key entities with their queries (equation 5), under the names that the outline has for them already."""
+        if not self.identifier:
+            return {"": [thoughts[-1]]}
+        state = dualrag.state_fields(run.question.question, self._knowledge(outline, found), thoughts)
+        named = {normalize(name): name for name in outline}
+        entities: dict[str, list[str]] = {}
+        for entity in await run.ask(dualrag.IDENTIFY, state) or ():
+            name = entity.entity.strip()
+            queries = [query.strip() for query in entity.queries if query.strip()]
+            if name and queries:
+                some = entities.setdefault(named.setdefault(normalize(name), name), [])
+                some += [query for query in dict.fromkeys(queries) if query not in some]
+        return entities or {"": [thoughts[-1]]}
+
+    async def _group(self, run: Run, entity: str, queries: list[str]) -> list[Passage]:
+        """The passages of an entity's queries, reranked (equations 6 to 8)."""
+        reranker = run.kit.reranker if self.rerank else None
+        if reranker is None:
+            return (await run.search_all(queries))[: run.kit.passages]
+        from rag_train.retrieval.rerank import group_by_entity
+
+        pools = await run.kit.retriever.search_all(queries, max(self.candidates, run.kit.passages))
+        by_query = dict(zip(queries, pools, strict=True))
+        kept = await asyncio.to_thread(group_by_entity, {entity: queries}, by_query, reranker, run.kit.passages)
+        return kept[entity]

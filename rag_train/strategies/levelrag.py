@@ -1,0 +1,165 @@
+"""LevelRAG (Zhang et al. 2025): a high-level searcher plans; sparse, dense and web searchers fit the query to their
+retriever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from rag_train.errors import UserError
+from rag_train.formats import levelrag
+from rag_train.schema import Passage, Question, Trajectory
+from rag_train.strategies.base import Run, Strategy, interleave, together
+
+Searcher = Literal["sparse", "dense", "web"]
+SEARCHERS: tuple[Searcher, ...] = ("sparse", "dense", "web")
+
+
+@dataclass(frozen=True)
+class LevelRAG(Strategy):
+    """Decompose, search each atomic query with every low-level searcher, summarise, verify, supplement."""
+
+    paper: ClassVar = "LevelRAG (Zhang et al. 2025), section 3, Algorithm 1; ablations: tables 2 and 3"
+    needs: ClassVar = ("Lucene index (sparse), dense index (dense) or web search (web)",)
+
+    searcher: Searcher | None = None
+    """One low-level searcher on its own, for the question as it is; null: all the kit has, under the high level."""
+    supplement: bool = True
+    """Verify, and supplement atomic queries until the summaries suffice."""
+    summarize: bool = True
+    """Summarise by answering the atomic queries; false: the passages themselves are read."""
+    rewrite: bool = True
+    """Sparse: rewrite the query to keywords."""
+    feedback: bool = True
+    """Sparse and dense: refine the query while what it finds does not suffice."""
+    max_rounds: int = 3
+    """Most rounds of atomic queries."""
+    max_queries: int = 6
+    """Most atomic queries of a round."""
+    depth: int = 3
+    """Sparse: depth of the breadth-first search."""
+    max_refinements: int = 27
+    """Sparse: most refined queries."""
+    max_rewrites: int = 3
+    """Dense: most pseudo-documents."""
+
+    def __post_init__(self) -> None:
+        for kind in [self.searcher] if self.searcher else []:
+            if kind not in self.kit.retrievers:
+                raise UserError(f"--strategy {self.name}: needs a {kind} retriever; give --index {kind}=DIR")
+        if not any(kind in self.kit.retrievers for kind in SEARCHERS):
+            raise UserError(
+                f"--strategy {self.name}: needs a sparse (Lucene), dense or web retriever; "
+                "give for example --index sparse=DIR"
+            )
+
+    async def answer(self, question: Question) -> Trajectory:
+        run = Run(self, question)
+        if self.searcher:
+            passages = await self._search(run, self.searcher, question.question, 1)
+            _, answer = await run.read(question.question, passages)
+            return run.done(answer)
+        summaries: list[tuple[str, str]] = []
+        found: list[Passage] = []
+        queries = await self._atomic(run, levelrag.DECOMPOSE, summaries) or [question.question]
+        for round in range(1, self.max_rounds + 1):
+            results = await together(self._query(run, query, round) for query in queries)
+            for query, (passages, summary) in zip(queries, results, strict=True):
+                found = interleave([found, passages])
+                if summary:
+                    summaries.append((query, summary))
+            if not self.supplement or round == self.max_rounds:
+                break
+            fields = levelrag.question_fields(question.question, summaries)
+            if await run.ask(levelrag.VERIFY, fields) == "yes":
+                break
+            asked = {query for query, _ in summaries} | set(queries)
+            more = await self._atomic(run, levelrag.SUPPLEMENT, summaries)
+            queries = [query for query in more if query not in asked]
+            if not queries:
+                break
+        if not self.summarize:
+            _, answer = await run.read(question.question, found)
+        else:
+            answer = await run.ask(levelrag.ANSWER, levelrag.question_fields(question.question, summaries))
+        return run.done(answer)
+
+    async def _atomic(self, run: Run, task: levelrag.Task, summaries: Sequence[tuple[str, str]]) -> list[str]:
+        queries = await run.ask(task, levelrag.question_fields(run.question.question, summaries)) or ()
+        return list(dict.fromkeys(query.strip() for query in queries if query.strip()))[: self.max_queries]
+
+    async def _query(self, run: Run, query: str, round: int) -> tuple[list[Passage], str]:
+        """What all low-level searchers find for an atomic query, and its answer by that (the summary)."""
+        searches = [self._search(run, kind, query, round) for kind in SEARCHERS if kind in run.kit.retrievers]
+        passages = interleave(await together(searches))
+        if not self.summarize:
+            return passages, ""
+        summary = await run.ask(levelrag.SUMMARIZE, levelrag.reading_fields(query, passages)) or ""
+        run.known(query, summary, round=round, node="summary")
+        return passages, summary
+
+    async def _search(self, run: Run, kind: Searcher, query: str, round: int) -> list[Passage]:
+        search = {"sparse": self._sparse, "dense": self._dense, "web": self._web}[kind]
+        passages, queries = await search(run, query)
+        run.retrieved(query, passages, queries=queries, node=kind, round=round)
+        return passages
+
+    async def _sparse(self, run: Run, query: str) -> tuple[list[Passage], list[str]]:
+        """Breadth-first search over queries in Lucene's syntax (Algorithm 1); a level's queries run together.
+
+        Where none suffices: the passages of all queries, best ranks first.
+        """
+        words = await run.ask(levelrag.REWRITE, levelrag.reading_fields(query, [])) if self.rewrite else None
+        level = [levelrag.keywords(words or []) or query]
+        tried: dict[str, list[Passage]] = {}
+        for depth in range(self.depth + 1):
+            found = await together(run.search(q, kind="sparse") for q in level)
+            tried |= dict(zip(level, found, strict=True))
+            if not self.feedback:
+                break
+            for keywords, verdict in zip(
+                level, await together(self._suffices(run, query, passages) for passages in found), strict=True
+            ):
+                if verdict:
+                    return tried[keywords], list(tried)
+            left = self.max_refinements + 1 - len(tried)
+            if depth == self.depth or left <= 0:
+                break
+            refined = await together(self._refine(run, query, q, tried[q]) for q in level)
+            level = [q for q in dict.fromkeys(q for some in refined for q in some) if q not in tried][:left]
+            if not level:
+                break
+        return interleave(list(tried.values()))[: run.kit.passages], list(tried)
+
+    async def _refine(self, run: Run, query: str, keywords: str, passages: list[Passage]) -> list[str]:
+        """The three feedback operations on one query."""
+        fields = levelrag.feedback_fields(query, keywords, passages)
+        more, less, most = await together(
+            run.ask(task, fields) for task in (levelrag.EXTEND, levelrag.FILTER, levelrag.EMPHASIZE)
+        )
+        return [
+            levelrag.extend(keywords, more or ""),
+            levelrag.exclude(keywords, less or ""),
+            levelrag.emphasize(keywords, most or ""),
+        ]
+
+    async def _dense(self, run: Run, query: str) -> tuple[list[Passage], list[str]]:
+        """Search, and while what is found does not suffice, search with a pseudo-document written from it."""
+        queries = [query]
+        passages = await run.search(query, kind="dense")
+        for _ in range(self.max_rewrites if self.feedback else 0):
+            if await self._suffices(run, query, passages):
+                break
+            pseudo = await run.ask(levelrag.PSEUDO, levelrag.reading_fields(query, passages))
+            queries.append(f"{query} {pseudo or ''}".strip())
+            if queries[-1] in queries[:-1]:
+                break
+            passages = await run.search(queries[-1], kind="dense")
+        return passages, list(dict.fromkeys(queries))
+
+    async def _web(self, run: Run, query: str) -> tuple[list[Passage], list[str]]:
+        return await run.search(query, kind="web"), [query]
+
+    async def _suffices(self, run: Run, query: str, passages: list[Passage]) -> bool:
+        return await run.ask(levelrag.SUFFICIENT, levelrag.reading_fields(query, passages)) == "yes"

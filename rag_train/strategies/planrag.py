@@ -1,0 +1,96 @@
+"""PlanRAG (Verma et al. 2025): a plan outside the model's context, its nodes answered in parallel (Algorithm 1)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from rag_train.formats import planrag
+from rag_train.formats.planrag import PlanError
+from rag_train.schema import Passage, Plan, PlanNode, Question, Trajectory
+from rag_train.strategies.base import Run, Strategy, together
+from rag_train.strategies.baselines.selfrag import reflect
+
+
+@dataclass(frozen=True)
+class PlanRAG(Strategy):
+    """Draw up a DAG of atomic subqueries, answer each from its parents' answers alone."""
+
+    paper: ClassVar = "PlanRAG (Verma et al. 2025), section 4, appendix D"
+    needs: ClassVar = ("planner checkpoint or a strong model",)
+
+    retrieval: Literal["subquery", "question"] = "subquery"
+    """What is searched for: each filled subquery (PlanRAG SubQ), or the question, once for all nodes."""
+    final: Literal["sink", "generate"] = "sink"
+    """The dataset-dependent operator: the last node's answer, or one more call over all answers (yes/no sets)."""
+    tags: Literal["model", "text"] = "model"
+    """Who puts the parents' answers into a subquery: the model (appendix D.2), or plain replacement."""
+    solver: Literal["generator", "selfrag"] = "generator"
+    """Who answers a node: the generator (appendix D.3), or Self-RAG (Plan-Self-RAG, section 5.1)."""
+
+    async def answer(self, question: Question) -> Trajectory:
+        run = Run(self, question)
+        plan = await self._plan(run)
+        run.show("plan", plan)
+        shared = await run.search(question.question) if self.retrieval == "question" else None
+        nodes = plan.nodes or [PlanNode(id="Q1.1", question=question.question)]
+        depths = planrag.depths(Plan(nodes=nodes))
+        solved = {node.id: asyncio.get_running_loop().create_future() for node in nodes}
+        done = await together(self._node(run, node, solved, shared, depths[node.id]) for node in nodes)
+        answers = dict(zip(solved, done, strict=True))
+        run.steps.sort(key=lambda step: (step.round or 0, step.node))  # by depth, not by who was quickest
+        answer = answers[nodes[-1].id][1]
+        if self.final == "generate" and plan.nodes:
+            known = [(id, subquery, got) for id, (subquery, got) in answers.items()]
+            answer = await self._generate(run, question.question, shared or [], known)
+        return run.done(answer, plan=plan)
+
+    async def _plan(self, run: Run) -> Plan:
+        """The model's plan, mended; a question alone where it cannot be, with the reason in the notes."""
+        question = run.question.question
+        task, fields = planrag.PLAN, planrag.plan_fields(question)
+        prompt = run.prompt(task.name, task.body(fields), task.lead, "planner")
+        text = (await run.complete(task.name, prompt, task.sampling(), "planner")).text
+        try:
+            return planrag.parse_plan(text, question)
+        except PlanError as error:
+            run.notes["plan"] = f"not followed, {error}"
+            return Plan()
+
+    async def _node(
+        self,
+        run: Run,
+        node: PlanNode,
+        solved: dict[str, asyncio.Future[tuple[str, str]]],
+        shared: list[Passage] | None,
+        depth: int,
+    ) -> tuple[str, str]:
+        """The subquery with its tags filled, and its answer, once the parents have theirs."""
+        known = [(parent, *await solved[parent]) for parent in node.parents]
+        subquery = await self._fill(run, node, known)
+        passages = await run.search(subquery) if shared is None else shared
+        if self.solver == "selfrag":
+            answer = (await reflect(run, subquery, passages)).answer
+        else:
+            answer = await self._generate(run, subquery, passages, known)
+        run.retrieved(subquery, passages, answer, node=node.id, round=depth)
+        solved[node.id].set_result((subquery, answer))
+        return subquery, answer
+
+    async def _fill(self, run: Run, node: PlanNode, known: list[tuple[str, str, str]]) -> str:
+        if not planrag.tags(node.question):
+            return node.question
+        filled = None
+        if self.tags == "model":
+            text = await run.ask(planrag.FILL, planrag.fill_fields(node.id, node.question, known))
+            filled = (text or "").removeprefix(f"{node.id}:").strip()
+        if not filled or planrag.tags(filled):
+            filled = planrag.fill(node.question, {id: answer for id, _, answer in known})
+        return filled
+
+    async def _generate(
+        self, run: Run, question: str, passages: list[Passage], known: list[tuple[str, str, str]]
+    ) -> str:
+        answer = await run.ask(planrag.ANSWER, planrag.answer_fields(question, passages, known))
+        return answer.Response if answer else ""

@@ -1,0 +1,384 @@
+"""Every strategy: on the real engine, against the papers' transcripts, on a clock, and against bad text."""
+
+import asyncio
+import contextlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay import Found, Replay, Says, elapsed
+
+from eval.run import evaluate
+from rag_train.errors import UserError
+from rag_train.formats import planrag
+from rag_train.formats.planrag import Draft, PlanError
+from rag_train.llm.base import Completion, EngineError, Sampling
+from rag_train.llm.transformers import Inspection
+from rag_train.schema import GoldStep, Passage, Plan, Question, Trajectory
+from rag_train.strategies import STRATEGIES, build, check
+from rag_train.strategies.base import Kit
+
+PASSAGES = [Passage(id=str(i), title=f"T{i}", text=f"Text {i}.") for i in range(3)]
+ASKED = Question(
+    id="q", question="Who was first?", answers=["x"], decomposition=[GoldStep(subquery="s", answer="x")]
+)
+
+
+def kit(llm, retriever=None, **more) -> Kit:
+    retriever = retriever or Found(PASSAGES)
+    others = dict.fromkeys(("sparse", "dense", "web"), retriever)
+    return Kit(llm, retriever, **{"instructions": False, "retrievers": others} | more)
+
+
+def answer(spec: str, kit: Kit, question: Question | str = ASKED) -> Trajectory:
+    if isinstance(question, str):
+        question = Question(id="q", question=question, answers=["?"])
+    return asyncio.run(build(spec, kit).answer(question))
+
+
+# -- the real engine ------------------------------------------------------------------------------------------
+
+
+def test_every_strategy_runs_on_the_real_engine(tmp_path: Path):
+    from rag_train.llm.transformers import TransformersEngine
+    from rag_train.llm.vllm import VLLMEngine
+    from rag_train.miniworld.pretrain import PretrainConfig, pretrained
+    from rag_train.miniworld.world import World, WorldConfig
+    from rag_train.retrieval.batching import AsyncRetriever
+    from rag_train.retrieval.bm25 import BM25Index
+    from rag_train.retrieval.lucene import LuceneIndex
+
+    world = World(WorldConfig())
+    model, _ = pretrained(world, PretrainConfig(), tmp_path)
+    questions = [q for q in world.questions("dev") if (q.hops or 0) > 1][:4]
+    bm25, lucene = (
+        AsyncRetriever(BM25Index.build(world.corpus())),
+        AsyncRetriever(LuceneIndex.build(world.corpus())),
+    )
+    kinds = {"sparse": lucene, "dense": bm25, "web": bm25}
+
+    async def go() -> None:
+        engine = VLLMEngine.start(str(model), dtype="float32", kv_cache_bytes=2**29)
+        with_attention = TransformersEngine.start(str(model))
+        try:
+            for name in STRATEGIES:
+                llm = with_attention if name == "dragin" else engine
+                file = tmp_path / f"{name}.jsonl"
+                got = await evaluate(name, Kit(llm, bm25, retrievers=kinds), questions, file, {})
+                assert [t.question_id for t in got] == [q.id for q in questions]
+                for trajectory in got:
+                    assert trajectory.error is None and trajectory.strategy == name
+                    assert trajectory.calls and all(call.prompt_tokens > 0 for call in trajectory.calls)
+                    assert trajectory.retrievals >= len([s for s in trajectory.steps if s.passages])
+                    assert trajectory.rounds <= len(trajectory.steps)
+        finally:
+            await engine.aclose()
+
+    asyncio.run(go())
+
+
+# -- the papers' worked examples ------------------------------------------------------------------------------
+
+RUMBLE = "Rumble Fish was a novel by the author of the coming-of-age novel published in what year by Viking Press?"
+
+
+def test_planrag_figure_2():
+    plan = [
+        {"id": "Q1.1", "question": "Who is the author of Rumble Fish?", "parents": []},
+        {"id": "Q2.1", "question": "What is the coming-of-age novel by <A1.1>?", "parents": ["Q1.1"]},
+        {"id": "Q3.1", "question": "In what year was <A2.1> published by Viking Press?", "parents": ["Q2.1"]},
+    ]
+    known = "Known answers: Q="
+    llm = Replay(
+        {
+            f"Query: {RUMBLE}\nDAG:\n": json.dumps(plan),
+            "Query: Who is the author of Rumble Fish?\nContext: T0: Text 0.\nGeneration:\n": (
+                '{"Response":"S. E. Hinton"}'
+            ),
+            "Q1.1: Who is the author of Rumble Fish?\nA1.1: S. E. Hinton\nOutput:": (
+                " Q2.1: What is the coming-of-age novel by S. E. Hinton?\n"
+            ),
+            f"{known}Who is the author of Rumble Fish? A=S. E. Hinton\nGeneration:\n": (
+                '{"Response":"The Outsiders"}'
+            ),
+            # Only the parent is seen, with its tags filled: not Rumble Fish, nor the question.
+            "Query: Q3.1: In what year was <A2.1> published by Viking Press?\n"
+            "Q2.1: What is the coming-of-age novel by S. E. Hinton?\nA2.1: The Outsiders\nOutput:": (
+                " Q3.1: In what year was The Outsiders published by Viking Press?\n"
+            ),
+            "Query: In what year was The Outsiders published by Viking Press?\nContext: T0: Text 0.\n"
+            f"{known}What is the coming-of-age novel by S. E. Hinton? A=The Outsiders\nGeneration:\n": (
+                '{"Response":"1967"}'
+            ),
+        }
+    )
+    found = Found(PASSAGES)
+    got = answer("planrag", kit(llm, found, passages=1), RUMBLE)
+    assert got.answer == "1967"
+    assert (
+        [step.subquery for step in got.steps]
+        == found.queries
+        == [
+            "Who is the author of Rumble Fish?",
+            "What is the coming-of-age novel by S. E. Hinton?",
+            "In what year was The Outsiders published by Viking Press?",
+        ]
+    )
+    assert [(s.node, s.round, s.answer) for s in got.steps] == [
+        ("Q1.1", 1, "S. E. Hinton"),
+        ("Q2.1", 2, "The Outsiders"),
+        ("Q3.1", 3, "1967"),
+    ]
+    assert not any(RUMBLE in prompt for prompt in llm.asked[1:])
+    assert got.plan is not None and planrag.depths(got.plan) == {"Q1.1": 1, "Q2.1": 2, "Q3.1": 3}
+
+
+FILMS = "Which film has the director who was born later, El Extraño Viaje or Love In Pawn?"
+
+
+def test_dualrag_table_9():
+    thoughts = [
+        "To determine which film has the director who was born later, I need to find the birth years of the "
+        "directors of El Extraño Viaje and Love In Pawn.",
+        "I need to find the birth years of Fernando Fernán Gómez, the director of El Extraño Viaje, and Charles "
+        "Saunders, the director of Love In Pawn.",
+        "Since 1921 is later than 1904, the director born later is Fernando Fernán Gómez, who directed El Extraño "
+        "Viaje.",
+    ]
+    entities = [
+        {
+            "El Extraño Viaje": ["El Extraño Viaje director", "El Extraño Viaje director birth year"],
+            "Love In Pawn": ["Love In Pawn director", "When was the director of Love In Pawn born"],
+        },
+        {
+            "Fernando Fernán Gómez": ["Fernando Fernán Gómez", "Fernando Fernán Gómez birth year"],
+            "Charles Saunders": ["Charles Saunders birth year"],
+        },
+    ]
+    summaries = {
+        "El Extraño Viaje": "El extraño viaje is a 1964 Spanish drama film directed by Fernando Fernán Gómez.",
+        "Love In Pawn": "Love in Pawn is a 1953 British comedy film directed by Charles Saunders.",
+        "Fernando Fernán Gómez": "Fernando Fernández Gómez was born on 28 August 1921.",
+        "Charles Saunders": "Charles Joel Saunders (8 April 1904 - April 1997) was an English film director.",
+    }
+
+    def knowledge(rounds: int) -> str:
+        names = [name for some in entities[:rounds] for name in some]
+        return "".join(f"Knowledge: {n}: {summaries[n]}\n" for n in names) or "Knowledge: nothing\n"
+
+    said: dict[str, str] = {}
+    for i, thought in enumerate(thoughts):
+        before = f"Question: {FILMS}\n" + knowledge(i) + "".join(f"Thought: {t}\n" for t in thoughts[:i])
+        said[f"{before}Reasoner:\n"] = json.dumps({"thought": thought, "retrieve": i < 2})
+        if i < 2:
+            named = [{"entity": entity, "queries": queries} for entity, queries in entities[i].items()]
+            said[f"{before}Thought: {thought}\nEntities:\n"] = json.dumps(named)
+    for name, summary in summaries.items():
+        said[f"Entity: {name}\nSummary:"] = f" {summary}\n"
+    said[f"Thought: {thoughts[2]}\nAnswer:"] = " El Extraño Viaje\n"
+
+    found = Found(PASSAGES)
+    got = answer("dualrag", kit(Replay(said), found), FILMS)
+    assert got.answer == "El Extraño Viaje"
+    assert got.outline == {name: [summary] for name, summary in summaries.items()}
+    assert got.retrievals == 7 and got.rounds == 3
+    assert found.queries == [query for some in entities for queries in some.values() for query in queries]
+
+
+def hanrag(said: dict[str, str], question: str) -> tuple[Trajectory, Replay]:
+    llm = Replay({f"Query: {question}\nAnswer:": said.pop("route")} | said)
+    return answer("hanrag", kit(llm, passages=3), question), llm
+
+
+def test_hanrag_appendix_f():
+    # Noise: only Doc1 is relevant, and only Doc1 is read.
+    edith = "Which English King was married to Edith Swan-Neck, also known as Edith the Fair?"
+    got, llm = hanrag(
+        {
+            "route": " single-step question",
+            "Context: T0: Text 0.\nAnswer:": " true",
+            "Context: T1: Text 1.\nAnswer:": " false",
+            "Context: T2: Text 2.\nAnswer:": " false",
+        },
+        edith,
+    )
+    assert got.notes["route"] == "single-step question" and [p.id for p in got.steps[0].passages] == ["0"]
+    assert llm.asked[-1] == f"Question: {edith}\nContext: T0: Text 0.\nAnswer:"
+
+    # Compound: both halves in one step (Adaptive-RAG takes two).
+    earl = "When did Lionel Cranfield succeed his brother James as Earl of Middlesex and who is his wife?"
+    halves = ["When did Lionel Cranfield succeed his brother James as Earl of Middlesex?", "Who is his wife?"]
+    said = {
+        "route": " compound question",
+        f"Query: {earl}\nAnswer:\n": json.dumps({"thought": "two", "decomposition": halves}),
+        f"seed query-1: {halves[0]}\nanswer-1: 1651\nseed query-2: {halves[1]}\nanswer-2: Rachael\nAnswer:": (
+            " 1651 && Rachael"
+        ),
+    }
+    for half, part in zip(halves, ("1651", "Rachael"), strict=True):
+        said |= {f"Question: {half}\nContext: T{i}: Text {i}.\nAnswer:": " true" for i in range(3)}
+        said[f"Question: {half}\n{''.join(f'Context: T{i}: Text {i}.' + chr(10) for i in range(3))}Answer:"] = part
+    got, _ = hanrag(said, earl)
+    assert got.answer == "1651 && Rachael" and (got.rounds, got.retrievals) == (1, 2)
+
+    # Complex: seed questions one after the other, until the ending discriminator is content.
+    football = "What is the Danish Football Union an instance of?"
+    seeds = [(football, "FIFA"), ("What does the FIFA stand for?", "International Federation")]
+    said = {"route": " complex question", f"Question: {football}\nThought: nothing\nOutput:": f" {football}"}
+    trail = f"Question: {football}\nseed query-1: {football}\nanswer-1: FIFA\n"
+    said[f"{trail}Answer:"] = " false"
+    said[f"{trail}Output:"] = f" {seeds[1][0]}"
+    for seed, part in seeds:
+        said |= {f"Question: {seed}\nContext: T{i}: Text {i}.\nAnswer:": " true" for i in range(3)}
+        said[f"Question: {seed}\n{''.join(f'Context: T{i}: Text {i}.' + chr(10) for i in range(3))}Answer:"] = part
+    said[f"{trail}seed query-2: {seeds[1][0]}\nanswer-2: {seeds[1][1]}\nAnswer:"] = " true"
+    got, llm = hanrag(said, football)
+    assert [(s.subquery, s.answer) for s in got.steps] == seeds and got.rounds == 2
+
+
+# -- time -----------------------------------------------------------------------------------------------------
+
+
+class Slow(Replay):
+    """Takes as long as the prompt's subquery says: "… takes 3?"; everything else takes a second."""
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        _, found, tail = prompt.partition("takes ")
+        await asyncio.sleep(float(tail[0]) if found and "DAG" not in prompt else 1.0)
+        return await super().complete(prompt, sampling)
+
+
+def test_a_plan_takes_its_slowest_path_and_a_compound_question_one_step():
+    plan = [
+        {"id": "Q1.1", "question": "a takes 5?", "parents": []},
+        {"id": "Q1.2", "question": "b takes 2?", "parents": []},
+        {"id": "Q1.3", "question": "c takes 3?", "parents": []},
+        {"id": "Q2.1", "question": "d takes 4?", "parents": ["Q1.1", "Q1.2", "Q1.3"]},
+    ]
+    llm = Slow({"DAG:\n": json.dumps(plan), "Generation:\n": '{"Response":"r"}'})
+    seconds = elapsed(build("planrag", kit(llm, Found(PASSAGES, 0.5))).answer(ASKED))
+    assert seconds == 1 + max(5, 2, 3) + 0.5 + 4 + 0.5  # the plan, then depth by depth
+
+    parts = {"thought": "", "decomposition": ["a takes 2?", "b takes 4?", "c takes 3?"]}
+    llm = Slow({f"Query: {ASKED.question}\nAnswer:\n": json.dumps(parts), "Answer:": " x"})
+    llm.answers[f"Query: {ASKED.question}\nAnswer:"] = " compound question"
+    seconds = elapsed(build("hanrag,relevance=false", kit(llm, Found(PASSAGES, 0.5))).answer(ASKED))
+    assert seconds == 1 + 1 + (0.5 + 4) + 2  # route, decompose, the slowest part, combine (whose prompt says 2)
+
+
+async def inspected(prompt: str, text: str) -> Inspection:
+    """Every word unsure, attending to every word."""
+    words = list(re.finditer(r"\S+", prompt + text))
+    start = sum(word.start() < len(prompt) for word in words)
+    spans = tuple(word.span() for word in words)
+    unsure = (9.0,) * (len(words) - start)
+    return Inspection(tuple(w[0] for w in words), start, spans, unsure, torch.ones(len(words), len(words)))
+
+
+# -- bad text -------------------------------------------------------------------------------------------------
+
+CYCLE = json.dumps(
+    [
+        {"id": "Q1.1", "question": "a <A1.2>?", "parents": ["Q1.2"]},
+        {"id": "Q1.2", "question": "b <A1.1>?", "parents": ["Q1.1"]},
+    ]
+)
+BAD = {
+    "nothing": "",
+    "garbage": "\x00]}{[ \ufffd <A9.9> __import__('os').system('false') \u2028",
+    "cut JSON": '{"thought": "so", "retrieve": tr',
+    "cyclic plan": CYCLE,
+    "wrong types": '{"thought": 3, "decomposition": "no", "queries": {}, "Response": [1]}',
+    "repetition": "Follow up: again and again? " * 2500,
+    "deep": "[" * 10_000,
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_bad_text_ends_in_an_answer(name: str, kind: str):
+    llm = Says(BAD[kind])
+    if name == "dragin":
+        llm.inspect = inspected
+    got = answer(name, kit(llm))
+    assert got.error is None and Trajectory.model_validate_json(got.model_dump_json()) == got
+    assert len(got.steps) <= 100 and got.retrievals <= 130
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "dragin"])
+def test_a_failing_engine_is_recorded(name: str, tmp_path: Path):
+    others = [ASKED.model_copy(update={"id": str(i)}) for i in range(3)]
+    bad = kit(Says(EngineError("no answer in 600 s")))
+    got = asyncio.run(evaluate(name, bad, others, tmp_path / "out.jsonl", {}))
+    assert [t.error for t in got] == ["no answer in 600 s"] * 3
+
+
+def test_settings_are_checked():
+    assert check("dualrag,outline=flat,trigger=false")[1] == {"outline": "flat", "trigger": False}
+    for spec, message in {
+        "dualrga": "did you mean dualrag",
+        "dualrag,outlin=flat": "no setting 'outlin'; dualrag has max_iterations",
+        "dualrag,outline=round": "outline=round is not entities|flat|none",
+    }.items():
+        with pytest.raises(UserError, match=message.replace("|", r"\|")):
+            check(spec)
+    with pytest.raises(UserError, match="needs a sparse"):
+        build("levelrag", Kit(Says(""), Found([])))
+    with pytest.raises(UserError, match="give --engine transformers"):
+        build("dragin", kit(Says("")))
+
+
+# -- plans ----------------------------------------------------------------------------------------------------
+
+ids = st.builds(lambda i, j: f"Q{i}.{j}", st.integers(1, 3), st.integers(1, 3))
+questions = st.lists(st.sampled_from(["who", "<A1.1>", "< a2.1 >", "<A3.3>", '"', "\\", ","]), min_size=1).map(
+    " ".join
+)
+drafts = st.lists(st.builds(Draft, id=ids, question=questions, parents=st.lists(ids, max_size=3)), max_size=6)
+
+
+@given(drafts)
+def test_a_mended_plan_is_valid_and_reads_back(some: list[Draft]):
+    try:
+        plan = planrag.repair(some, "the question")
+    except PlanError as error:
+        assert error.reason in ("cycle", "unknown tag")
+        return
+    assert planrag.problems(plan) == []
+    assert planrag.repair(plan.nodes, "the question") == plan
+    again = planrag.parse_plan(planrag.to_tuples(plan, "the question"), "the question")
+    if len(plan.nodes) == 1:
+        assert len(again.nodes) == 1
+    assert {(n.id, n.question, frozenset(n.parents)) for n in again.nodes} == {
+        (n.id, n.question, frozenset(n.parents)) for n in plan.nodes
+    }
+
+
+@settings(max_examples=300)
+@given(st.text() | st.recursive(st.sampled_from(['"Q1.1: a"', "1", "Q"]), lambda x: st.lists(x).map(str)))
+def test_no_text_breaks_the_plan_parser(text: str):
+    with contextlib.suppress(PlanError):
+        assert planrag.problems(planrag.parse_plan(text, "q")) == []
+
+
+def test_what_is_wrong_with_a_plan_is_named():
+    node = {"id": "Q1.1", "question": "a?", "parents": ["Q2.2"]}
+    assert planrag.problems(Plan.model_validate({"nodes": [node]})) == ["unknown parent"]
+    assert planrag.problems(Plan.model_validate({"nodes": [node | {"parents": []}] * 2}))[0] == "duplicate id"
+    for text, reason in {
+        "[(1, 2)]": "not a plan",
+        "__import__('os')": "not a plan",
+        CYCLE: "cycle",
+        '[{"id": "x", "question": "a"}]': "bad id",
+        '[{"id": "Q1.1", "question": " "}]': "empty subquery",
+        '[{"id": "Q1.1", "question": "a <A7.7>?"}]': "unknown tag",
+    }.items():
+        with pytest.raises(PlanError) as error:
+            planrag.parse_plan(text, "q")
+        assert error.value.reason == reason
+    sinks = planrag.parse_plan('[{"id": "Q1.1", "question": "a"}, {"id": "Q1.2", "question": "b"}]', "both?")
+    assert sinks.nodes[-1].question == "both?" and sinks.nodes[-1].parents == ["Q1.1", "Q1.2"]
