@@ -151,7 +151,11 @@ def _hotpotqa(row: Row) -> Question:
 
 def _2wikimultihopqa(row: Row) -> Question:
     evidences = row["evidences"]  # (subject, relation, object), one for each hop
-    return _wikipedia(row, hops=len(evidences), metadata={"evidences": evidences})
+    steps = [
+        GoldStep(subquery=f"What is the {relation} of {subject}?", answer=value, entity=subject)
+        for subject, relation, value in evidences
+    ]
+    return _wikipedia(row, hops=len(evidences), metadata={"evidences": evidences}, decomposition=steps)
 
 
 def _musique(row: Row) -> Question:
@@ -172,6 +176,7 @@ def _musique(row: Row) -> Question:
                 subquery=_with_answers(step["question"], steps),
                 answer=step["answer"],
                 passage_ids=[support.id] if support else [],
+                entity=support.title if support else "",
             )
         )
     return Question(

@@ -253,28 +253,53 @@ def bootstrap(values: Sequence[float], *, resamples: int = 2000, seed: int = 0) 
     return Interval(mean=float(sample.mean()), lo=float(lo), hi=float(hi))
 
 
-def paired_bootstrap(first: Sequence[Score], second: Sequence[Score], metric: Metric) -> Interval:
+def paired_bootstrap(
+    first: Sequence[Score], second: Sequence[Score], metric: Metric, clusters: Sequence[str] | None = None
+) -> Interval:
     """The mean difference ``second - first``, questions resampled in pairs; a real one excludes 0.
+
+    Questions that share what they are about are not independent: with ``clusters``, the name of each one's, whole
+    clusters are resampled.
 
     Raises UserError where the runs are not over the same questions in the same order.
     """
-    return bootstrap([getattr(b, metric) - getattr(a, metric) for a, b in _pairs(first, second)])
+    differences = np.array([getattr(b, metric) - getattr(a, metric) for a, b in _pairs(first, second)])
+    sums = _by_cluster(np.stack([differences, np.ones_like(differences)], 1), clusters)
+    total, count = np.moveaxis(_resampled(len(sums)) @ sums, -1, 0)
+    return _interval(total / count)
 
 
 def paired_bootstrap_mcc(
-    first: Sequence[Counts], second: Sequence[Counts], *, resamples: int = 2000, seed: int = 0
+    first: Sequence[Counts], second: Sequence[Counts], clusters: Sequence[str] | None = None
 ) -> Interval:
-    """The difference in MCC, ``second - first``, questions resampled in pairs; ``Counts`` are one a question."""
+    """The difference in MCC, ``second - first``, resampled as in `paired_bootstrap`; ``Counts`` one a question."""
     tables = np.array([[[c.tp, c.fp, c.fn, c.tn] for c in run] for run in (first, second)], dtype=np.float64)
-    n = tables.shape[1]
-    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
-    weights = np.concatenate([np.ones((1, n)), drawn])  # the sample itself comes first
-    tp, fp, fn, tn = np.moveaxis(weights @ tables, -1, 0)
+    tables = np.stack([_by_cluster(run, clusters) for run in tables])
+    tp, fp, fn, tn = np.moveaxis(_resampled(tables.shape[1]) @ tables, -1, 0)
     product = (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)
     mcc = np.divide(tp * tn - fp * fn, np.sqrt(product), out=np.zeros_like(product), where=product > 0)
-    difference = mcc[1] - mcc[0]
-    lo, hi = np.percentile(difference[1:], [2.5, 97.5])
-    return Interval(mean=float(difference[0]), lo=float(lo), hi=float(hi))
+    return _interval(mcc[1] - mcc[0])
+
+
+def _by_cluster(rows: np.ndarray, clusters: Sequence[str] | None) -> np.ndarray:
+    """Rows added up by cluster; as they are without."""
+    if clusters is None:
+        return rows
+    _, which = np.unique(list(clusters), return_inverse=True)
+    out = np.zeros((which.max() + 1, rows.shape[1]))
+    np.add.at(out, which, rows)
+    return out
+
+
+def _resampled(n: int, resamples: int = 2000, seed: int = 0) -> np.ndarray:
+    """How often each of ``n`` is drawn in each resample, of shape (1 + resamples, n); the sample itself first."""
+    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
+    return np.concatenate([np.ones((1, n)), drawn])
+
+
+def _interval(values: np.ndarray) -> Interval:
+    lo, hi = np.percentile(values[1:], [2.5, 97.5])
+    return Interval(mean=float(values[0]), lo=float(lo), hi=float(hi))
 
 
 def mcnemar(first: Sequence[Score], second: Sequence[Score]) -> float:

@@ -37,6 +37,14 @@ class GoldStep(Record):
     passage_ids: list[str] = []
     known: bool | None = None
     """Whether the fact is inside the model's training text; only the mini world can say."""
+    entity: str = ""
+    """What the hop is about, where the dataset says."""
+    value: str = ""
+    """The answer in short, where ``answer`` is a sentence."""
+
+    @property
+    def short(self) -> str:
+        return self.value or self.answer
 
 
 class Question(Record):
@@ -144,7 +152,7 @@ class Segment(Record):
 
 
 class SFTRecord(Record):
-    """A Stage I training example.
+    """An example of supervised fine-tuning: a trajectory (DeepRAG's Stage I) or one module's completion.
 
     ``prompt`` and ``completion`` are TRL's prompt-completion shape; ``segments`` concatenate to
     ``completion`` and carry the loss mask, which TRL's shape cannot express.
@@ -154,11 +162,14 @@ class SFTRecord(Record):
     prompt: str
     completion: str
     segments: list[Segment]
-    steps: list[Step]
-    answer: str
-    retrievals: int
+    steps: list[Step] = []
+    answer: str = ""
+    retrievals: int = 0
     source: str
-    """``search`` or, where no path was right and the recipe allows it, ``gold_fallback``."""
+    """Whose supervision it is: ``search`` (or ``gold_fallback``, where no path was right and the recipe allows
+    it), ``gold`` annotations, a ``teacher`` model."""
+    task: str = ""
+    """The module that is trained, for systems made of modules."""
 
 
 class PreferencePair(Record):

@@ -14,6 +14,7 @@ from eval.metrics import (
     boundary_by_cot,
     boundary_by_facts,
     mcnemar,
+    paired_bootstrap,
     paired_bootstrap_mcc,
     score,
 )
@@ -68,6 +69,19 @@ def test_the_difference_in_mcc_is_paired():
     assert (same.mean, same.lo, same.hi) == (0, 0, 0)
     better = paired_bootstrap_mcc([right, wrong] * 20, [right] * 40)
     assert better.mean == pytest.approx(1.0) and 0.5 < better.lo < 1.0
+
+
+def test_copies_of_a_question_add_nothing_if_they_are_one_cluster():
+    right, wrong = Counts(tp=1, fp=0, fn=0, tn=1), Counts(tp=0, fp=1, fn=1, tn=0)
+    first, second = [right, wrong] * 20, [right, right] * 20
+    names = [str(i) for i in range(40)]
+    once = paired_bootstrap_mcc(first, second)
+    copied = paired_bootstrap_mcc(first * 5, second * 5, names * 5)
+    narrow = paired_bootstrap_mcc(first * 5, second * 5)
+    assert copied.mean == pytest.approx(once.mean) == pytest.approx(narrow.mean)
+    assert narrow.hi - narrow.lo < 0.6 * (copied.hi - copied.lo) < 0.8 * (once.hi - once.lo)
+    scores = [score(QUESTIONS, RUN) * 10 for _ in range(2)]
+    assert paired_bootstrap(*scores, "em", [s.question_id for s in scores[0]]).mean == 0.0
 
 
 @pytest.mark.parametrize("ids", [["1", "2"], ["1", "2", "3", "3"], ["1", "2", "4"]])

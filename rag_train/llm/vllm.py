@@ -106,8 +106,12 @@ class VLLMEngine:
         """
         check_checkpoint(model)
         await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": model})
-        await self._engine.reset_prefix_cache()
+        await self.reset()
         self.name = Path(model).name
+
+    async def reset(self) -> None:
+        """Forget the prefixes seen so far. No call may be in flight."""
+        await self._engine.reset_prefix_cache()
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
         ids = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]

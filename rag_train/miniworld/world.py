@@ -225,6 +225,8 @@ class World:
                     answer=statement(relation, subject, value),
                     passage_ids=[f"{self.type_of(subject)}-{subject}"] if fact in self.mentioned else [],
                     known=fact in self.known,
+                    entity=subject,
+                    value=value,
                 )
             )
             subject = value
@@ -264,6 +266,30 @@ class World:
                 wanted -= 1
         rng.shuffle(out)
         return [q.model_copy(update={"id": f"{split}-{i}"}) for i, q in enumerate(out)]
+
+    def compounds(self, split: str, count: int) -> list[Question]:
+        """Questions that ask 2 or 3 things about one film or person (HANRAG, appendix B.1), in seeded order."""
+        rng = random.Random(f"{self.config.seed}-{split}-compound")
+        subjects = [name for name, of in self.split.items() if of == split]
+        out: dict[str, Question] = {}
+        for _ in range(count * 20):
+            if len(out) == count:
+                break
+            subject = rng.choice(subjects)
+            relations = rng.sample(self.relations_of(self.type_of(subject)), rng.choice((2, 3)))
+            steps = [step for relation in relations for step in self.follow(subject, (relation,))]
+            first, *rest = (step.subquery.rstrip("?") for step in steps)
+            text = ", and ".join([first, *(part[0].lower() + part[1:] for part in rest)]) + "?"
+            answer = " && ".join(step.short for step in steps)
+            out[text] = Question(
+                id=f"{split}-compound-{len(out)}",
+                question=text,
+                answers=[answer],
+                type="compound",
+                hops=len(steps),
+                decomposition=steps,
+            )
+        return list(out.values())
 
     def _comparison(self, rng: random.Random, split: str, how: str, chain: tuple[str, ...]) -> Question | None:
         roots = [e for e in self.entities[RELATIONS[chain[0]][0]] if self.split.get(e) == split]

@@ -1,0 +1,51 @@
+"""What a mini model is taught to run all systems: gold examples of every module, and its own text beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from data_synth import dualrag, hanrag, levelrag, planrag
+from rag_train.miniworld.text import END, TextSource
+from rag_train.miniworld.world import World
+from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.schema import Passage, Question, Segment, SFTRecord
+
+FACTORIES = {"dualrag": dualrag, "hanrag": hanrag, "levelrag": levelrag, "planrag": planrag}
+
+
+async def lessons(
+    world: World, retriever: AsyncRetriever, *, questions: int, compounds: int, repeats: int, passages: int = 3
+) -> list[SFTRecord]:
+    """Examples from ``questions`` training questions and ``compounds`` compound ones, and ``repeats`` documents of
+    the kind that the model was trained on, lest it forget."""
+    asked = [q for q in world.questions("train") if (q.hops or 0) > 1][:questions]
+    out: list[SFTRecord] = []
+    for question in asked:
+        found = await _found(retriever, question, passages)
+        for factory in FACTORIES.values():
+            out += factory.gold_records(question, found, instructions=False)
+    for question in world.compounds("train", compounds):
+        found = await _found(retriever, question, passages)
+        out += hanrag.gold_records(question, found, instructions=False)
+    source = TextSource(world, world.config.seed + 1)
+    source.progress = 1.0
+    for i in range(repeats):
+        out.append(_repeat(source.document(), i))
+    return out
+
+
+async def _found(retriever: AsyncRetriever, question: Question, passages: int) -> dict[str, list[Passage]]:
+    queries = [question.question, *(step.subquery for step in question.decomposition)]
+    return dict(zip(queries, await retriever.search_all(queries, passages), strict=True))
+
+
+def _repeat(document: Sequence[Segment], number: int) -> SFTRecord:
+    segments = [Segment(text=s.text.removesuffix(END), trained=s.trained) for s in document]
+    segments = [segment for segment in segments if segment.text]
+    return SFTRecord(
+        id=f"repeat-{number}",
+        prompt="",
+        completion="".join(segment.text for segment in segments),
+        segments=segments,
+        source="gold",
+    )

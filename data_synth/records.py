@@ -1,0 +1,36 @@
+"""Training records of one module's completions, the same for every factory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rag_train.formats.prompting import instruction
+from rag_train.formats.tasks import Fields, Task
+from rag_train.schema import Passage, Segment, SFTRecord
+
+
+def task_record(
+    task: Task, fields: Fields, answer: Any, *, id: str, source: str, instructions: bool = True
+) -> SFTRecord:
+    """What ``task`` is asked with ``fields``, and ``answer`` as it is to be written; only the answer is trained.
+
+    Raises ValueError if ``answer`` is not of the task's type.
+    """
+    head = f"{instruction(task.name)}\n\n" if instructions else ""
+    segments = [
+        Segment(text=task.lead, trained=False),
+        Segment(text=task.completion(answer), trained=True),
+    ]
+    return SFTRecord(
+        id=f"{id}/{task.name}",
+        prompt=head + task.body(fields),
+        completion="".join(segment.text for segment in segments),
+        segments=segments,
+        source=source,
+        task=task.name,
+    )
+
+
+def says(passages: list[Passage], value: str) -> bool:
+    """Whether one of the passages has ``value``, as it is written."""
+    return any(value in passage.text for passage in passages)

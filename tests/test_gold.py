@@ -1,0 +1,133 @@
+"""Training examples from gold annotations: of the mini world, and of files in the released shapes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from data_synth import dualrag, hanrag, levelrag, planrag
+from eval.datasets import load_questions
+from rag_train.formats import dualrag as dual
+from rag_train.formats import hanrag as han
+from rag_train.formats import planrag as plans
+from rag_train.formats.planrag import PLAN, PlanError
+from rag_train.formats.tasks import Task
+from rag_train.miniworld.world import World, WorldConfig
+from rag_train.retrieval.bm25 import BM25Index
+from rag_train.schema import GoldStep, Passage, Question, SFTRecord
+
+FACTORIES = (planrag, hanrag, dualrag, levelrag)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World(WorldConfig(films=40, people=48, cities=12, countries=5))
+
+
+def found(question: Question, index: BM25Index) -> dict[str, list[Passage]]:
+    queries = [question.question, *(step.subquery for step in question.decomposition)]
+    return dict(zip(queries, index.search(queries, 3), strict=True))
+
+
+def test_plans_of_the_mini_world_are_valid_and_lead_to_the_answer(world: World):
+    for question in [*world.questions("dev"), *world.compounds("dev", 30)]:
+        plan = planrag.plan_from_gold(question)
+        assert plans.problems(plan) == []
+        if (question.hops or 0) == 1:
+            assert plan.nodes == []
+            continue
+        chain = question.type == "chain"
+        assert len(plan.nodes) == (question.hops or 0) + (not chain)
+        values = {step.subquery: step.short for step in question.decomposition}
+        answers: dict[str, str] = {}
+        for node in plan.nodes:
+            text = plans.fill(node.question, answers)
+            assert not plans.tags(text)
+            answers[node.id] = values.get(text, question.answers[0])
+        assert answers[plan.nodes[-1].id] == question.answers[0]
+
+
+def test_every_record_is_what_its_module_is_asked_and_reads_back(world: World):
+    index = BM25Index.build(world.corpus())
+    tasks = {}
+    for question in [*world.questions("dev")[:60], *world.compounds("dev", 20)]:
+        for factory in FACTORIES:
+            for record in factory.gold_records(question, found(question, index)):
+                assert SFTRecord.model_validate_json(record.model_dump_json()) == record
+                assert "".join(segment.text for segment in record.segments) == record.completion
+                tasks.setdefault(record.task, []).append(record)
+    assert {name.partition("_")[0] for name in tasks} == {"planrag", "hanrag", "dualrag", "levelrag"}
+    named = [task for format in (plans, han, dual) for task in vars(format).values() if isinstance(task, Task)]
+    modules = {task.name: task for task in named}
+    assert modules.keys() <= tasks.keys()
+    for name, task in modules.items():
+        for record in tasks[name]:
+            assert task.parse(record.segments[-1].text) is not None and record.segments[0].text == task.lead
+
+
+def test_nothing_is_taught_that_is_neither_read_nor_known(world: World):
+    index = BM25Index.build(world.corpus())
+    for question in world.questions("dev")[:80]:
+        unknown = [step.short for step in question.decomposition if not step.known]
+        for record in planrag.gold_records(question, found(question, index)):
+            if record.task == plans.ANSWER.name and "Known answers" not in record.prompt:
+                value = json.loads(record.completion.partition("\n")[2])["Response"]
+                assert value not in unknown or value in record.prompt
+
+
+def test_hops_that_do_not_depend_on_each_other_are_one_round(world: World):
+    for question in world.questions("dev"):
+        rounds = dualrag.rounds(question)
+        assert sorted(i for hops in rounds for i in hops) == list(range(len(question.decomposition)))
+        if question.type.startswith("comparison"):
+            assert len(rounds) == (question.hops or 0) // 2
+        else:
+            assert len(rounds) == question.hops
+
+
+def test_musique_and_2wiki_as_released(tmp_path: Path):
+    paragraph = {"idx": 0, "title": "Paris", "paragraph_text": "Paris lies on the Seine.", "is_supporting": True}
+    musique = {
+        "id": "2hop__1",
+        "question": "Which river is the capital of France on?",
+        "answer": "Seine",
+        "answer_aliases": [],
+        "answerable": True,
+        "paragraphs": [paragraph],
+        "question_decomposition": [
+            {"question": "capital of France", "answer": "Paris", "paragraph_support_idx": 0},
+            {"question": "Which river is #1 on?", "answer": "Seine", "paragraph_support_idx": 0},
+        ],
+    }
+    wiki = {
+        "_id": "w",
+        "question": "Were A and B born in the same city?",
+        "answer": "no",
+        "type": "comparison",
+        "supporting_facts": [["A", 0]],
+        "context": [["A", ["A was born in C."]]],
+        "evidences": [["A", "place of birth", "C"], ["B", "place of birth", "D"]],
+    }
+    (tmp_path / "m.jsonl").write_text(json.dumps(musique))
+    (tmp_path / "w.json").write_text(json.dumps([wiki]))
+    [chain] = load_questions(tmp_path / "m.jsonl")
+    assert [(n.id, n.question, n.parents) for n in planrag.plan_from_gold(chain).nodes] == [
+        ("Q1.1", "capital of France", []),
+        ("Q2.1", "Which river is <A1.1> on?", ["Q1.1"]),
+    ]
+    assert [step.entity for step in chain.decomposition] == ["Paris", "Paris"]
+    [comparison] = load_questions(tmp_path / "w.json")
+    plan = planrag.plan_from_gold(comparison)
+    assert [(n.id, n.parents) for n in plan.nodes] == [("Q1.1", []), ("Q1.2", []), ("Q2.1", ["Q1.1", "Q1.2"])]
+    assert plan.nodes[-1].question == comparison.question and dualrag.rounds(comparison) == [[0, 1]]
+    queries = [comparison.question, *(step.subquery for step in comparison.decomposition)]
+    records = planrag.gold_records(comparison, {query: [] for query in queries})
+    assert [draft.id for draft in PLAN.parse(records[0].segments[-1].text)] == ["Q1.1", "Q1.2", "Q2.1"]
+
+
+def test_a_plan_too_large_is_left_out():
+    steps = [GoldStep(subquery=f"q{i}?", answer=f"a{i}", entity="e") for i in range(20)]
+    question = Question(id="q", question="all?", answers=["x"], decomposition=steps)
+    with pytest.raises(PlanError, match="too many nodes"):
+        planrag.plan_from_gold(question)
+    assert planrag.gold_records(question, {}) == [] and len(dualrag.rounds(question)) == 20
