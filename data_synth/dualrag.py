@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from data_synth.planrag import plan_from_gold
 from data_synth.records import says, task_record
 from rag_train.formats import dualrag, planrag
+from rag_train.formats.deeprag import one_line
 from rag_train.formats.dualrag import Entity, Reasoning
 from rag_train.formats.planrag import PlanError
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord
@@ -26,7 +27,7 @@ def rounds(question: Question) -> list[list[int]]:
     for node in plan.nodes:
         texts[node.id] = planrag.fill(node.question, answers)
         for i, step in enumerate(steps):
-            if step.subquery == texts[node.id]:
+            if one_line(step.subquery) == texts[node.id]:
                 answers[node.id] = step.short
                 out.setdefault(depth[node.id], []).append(i)
                 break

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from data_synth import dualrag, hanrag, levelrag, planrag
+from data_synth import hanrag
+from data_synth.gold import FACTORIES
 from rag_train.miniworld.text import END, TextSource
 from rag_train.miniworld.world import World
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Passage, Question, Segment, SFTRecord
-
-FACTORIES = {"dualrag": dualrag, "hanrag": hanrag, "levelrag": levelrag, "planrag": planrag}
 
 
 async def lessons(

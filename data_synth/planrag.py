@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from data_synth.records import says, task_record
 from rag_train.formats import planrag
+from rag_train.formats.deeprag import one_line
 from rag_train.formats.planrag import Draft, PlanError, Response
 from rag_train.schema import Passage, Plan, Question, SFTRecord
 
@@ -55,9 +56,9 @@ def gold_records(
             fields = planrag.fill_fields(node.id, node.question, known)
             records.append(_record(question, planrag.FILL, fields, f"{node.id}: {text}", instructions))
         # A node without a hop of its own is the last: the question, over the ends of its branches.
-        hop = next((i for i, step in enumerate(question.decomposition) if step.subquery == text), None)
+        hop = next((i for i, step in enumerate(question.decomposition) if one_line(step.subquery) == text), None)
         answer = question.answers[0] if hop is None else question.decomposition[hop].short
-        passages = found[text]
+        passages = found[question.question if hop is None else question.decomposition[hop].subquery]
         filled[node.id] = (text, answer)
         if hop is None or question.decomposition[hop].known or says(passages, answer):
             fields = planrag.answer_fields(text, passages, known)

@@ -39,7 +39,7 @@ async def bench() -> dict:
 
     async def rate(some: list[Question], at_once: bool) -> tuple[float, int]:
         """(questions per second, engine calls)"""
-        await engine.load_weights(str(model))
+        await engine.reset()
         searcher = TreeSearch(engine, AsyncRetriever(index), SearchConfig())
         start = time.perf_counter()
         if at_once:

@@ -8,7 +8,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,6 +16,7 @@ from rag_train.errors import UserError
 from rag_train.progress import console
 
 if TYPE_CHECKING:
+    from rag_train.runner import Summary
     from rag_train.strategies.opening import KitConfig
 
 app = typer.Typer(
@@ -211,10 +212,53 @@ def synth_deeprag(
     from data_synth.synth import DeepRAGRecipe, synthesize
     from rag_train.recipe import load_recipe
 
-    summary = asyncio.run(synthesize(load_recipe(DeepRAGRecipe, recipe, overrides or [])))
+    _counted(asyncio.run(synthesize(load_recipe(DeepRAGRecipe, recipe, overrides or []))), as_json)
+
+
+def _synth_gold(method: str) -> None:
+    """Adds the command of a factory that works from gold annotations."""
+
+    def command(
+        recipe: Annotated[Path, typer.Argument(help="For example recipes/gold.yaml.")],
+        overrides: Overrides = None,
+        as_json: Json = False,
+    ) -> None:
+        from data_synth.gold import GoldRecipe, synthesize_gold
+        from rag_train.recipe import load_recipe
+
+        _counted(asyncio.run(synthesize_gold(method, load_recipe(GoldRecipe, recipe, overrides or []))), as_json)
+
+    name = {"dualrag": "DualRAG", "hanrag": "HANRAG", "levelrag": "LevelRAG", "planrag": "PlanRAG"}[method]
+    synth_app.command(method, help=f"{name}: examples of its modules from gold annotations.")(command)
+
+
+def _synth_router(method: Literal["adaptive-rag", "uar"], help: str) -> None:
+    """Adds the command of a classifier's labels."""
+
+    def command(
+        recipe: Annotated[Path, typer.Argument(help="For example recipes/router_synth.yaml.")],
+        overrides: Overrides = None,
+        as_json: Json = False,
+    ) -> None:
+        from data_synth.routers import RouterRecipe, synthesize_router
+        from rag_train.recipe import load_recipe
+
+        loaded = load_recipe(RouterRecipe, recipe, overrides or [])
+        _counted(asyncio.run(synthesize_router(method, loaded)), as_json)
+
+    synth_app.command(method, help=help)(command)
+
+
+def _counted(summary: Summary, as_json: bool) -> None:
     counts = ", ".join(f"{name} {count:,}" for name, count in sorted(summary.counts.items()))
     line = f"{summary.output}: {summary.records:,} records of {summary.items:,} questions ({counts})"
     _report(as_json, asdict(summary), line)
+
+
+for _method in ("dualrag", "hanrag", "levelrag", "planrag"):
+    _synth_gold(_method)
+_synth_router("adaptive-rag", "Adaptive-RAG: complexity labels for its classifier.")
+_synth_router("uar", "UAR: labels of its four judgements.")
 
 
 @app.command()

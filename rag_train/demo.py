@@ -1,7 +1,7 @@
 """The main job end to end in the mini world: base model, search, imitation, calibration, evaluation, page.
 
-Everything runs on the real parts: the vLLM engine, the BM25 index, TRL's trainers. One engine serves the base
-model and both stages in turn. What has been done under the same recipe is taken from the work directory.
+Everything runs on the real parts: the vLLM engine, the BM25 index, TRL's trainers. What has been done under the
+same recipe is taken from the work directory.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -156,68 +156,73 @@ async def _run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) ->
         known = known_subqueries(world)
     with step("mini model"):
         base, _ = pretrained(world, config, work / "base", scratch=scratch)
-    with step("engine start"):
-        engine = VLLMEngine.start(str(base), dtype="float32", seed=seed, kv_cache_bytes=2**29)
+    asked = questions[recipe.split][: recipe.test_questions]
+    trajectories: dict[str, list[Trajectory]] = {}
+    summaries: list[RunSummary] = []
 
-    try:
+    @asynccontextmanager
+    async def serving(model: Path) -> AsyncIterator[VLLMEngine]:
+        with step("engine starts"):
+            engine = VLLMEngine.start(str(model), dtype="float32", seed=seed, kv_cache_bytes=2**29)
+        try:
+            yield engine
+        finally:
+            await engine.aclose()
+
+    async def answer(engine: VLLMEngine, stage: str, model: Path, strategies: Sequence[str]) -> None:
         kit = Kit(engine, retriever, instructions=False)
-        asked = questions[recipe.split][: recipe.test_questions]
-        trajectories: dict[str, list[Trajectory]] = {}
-        summaries: list[RunSummary] = []
-
-        async def answer(stage: str, model: Path, strategies: Sequence[str]) -> None:
-            for name in strategies:
-                file = folder / f"{stage.replace(' ', '')}-{name}.jsonl"
-                settings = {"model": str(model), "split": recipe.split, "questions": len(asked)}
-                trajectories[f"{name}, {stage}"] = await evaluate(name, kit, asked, file, settings)
-            for name in strategies:
-                summaries.append(
-                    summarize(
-                        asked,
-                        trajectories[f"{name}, {stage}"],
-                        strategy=name,
-                        stage=stage,
-                        seed=seed,
-                        cot=trajectories["cot, base"],
-                        known=known if name.startswith("deeprag") else None,
-                    )
+        for name in strategies:
+            file = folder / f"{stage.replace(' ', '')}-{name}.jsonl"
+            settings = {"model": str(model), "split": recipe.split, "questions": len(asked)}
+            trajectories[f"{name}, {stage}"] = await evaluate(name, kit, asked, file, settings)
+        for name in strategies:
+            summaries.append(
+                summarize(
+                    asked,
+                    trajectories[f"{name}, {stage}"],
+                    strategy=name,
+                    stage=stage,
+                    seed=seed,
+                    cot=trajectories["cot, base"],
+                    known=known if name.startswith("deeprag") else None,
                 )
-
-        async def search(stage: str, model: Path, sample: list[Question]) -> Path:
-            output = folder / f"{stage}.jsonl"
-            synth = DeepRAGRecipe(
-                stage=stage,  # pyright: ignore[reportArgumentType]
-                questions=[],
-                index="",
-                model=str(model),
-                output=str(output),
-                seed=seed,
-                instructions=False,
-                search=recipe.search,
             )
-            await synthesize_with(synth, engine, retriever, sample, index.corpus_sha256)
-            return output
 
-        first, second = recipe.stage1, recipe.stage2
+    async def search(engine: VLLMEngine, stage: str, model: Path, sample: list[Question]) -> Path:
+        output = folder / f"{stage}.jsonl"
+        synth = DeepRAGRecipe(
+            stage=stage,  # pyright: ignore[reportArgumentType]
+            questions=[],
+            index="",
+            model=str(model),
+            output=str(output),
+            seed=seed,
+            instructions=False,
+            search=recipe.search,
+        )
+        await synthesize_with(synth, engine, retriever, sample, index.corpus_sha256)
+        return output
+
+    first, second = recipe.stage1, recipe.stage2
+    async with serving(base) as engine:
         with step("evaluating the base model"):
-            await answer("base", base, ["cot", "direct", "rag", "deeprag", "deeprag-retrieve"])
+            await answer(engine, "base", base, ["cot", "direct", "rag", "deeprag", "deeprag-retrieve"])
         with step("stage 1 search"):
-            records = await search("sft", base, questions["train"][: first.questions])
-        with step("stage 1 training"):
-            stage1 = _train("sft", first, base, records, folder / "stage1", seed)
+            records = await search(engine, "sft", base, questions["train"][: first.questions])
+    with step("stage 1 training"):
+        stage1 = _train("sft", first, base, records, folder / "stage1", seed)
+    async with serving(folder / "stage1") as engine:
         with step("stage 2 search"):
-            await engine.load_weights(str(folder / "stage1"))
             later = questions["train"][first.questions : first.questions + second.questions]
-            pairs = await search("pairs", folder / "stage1", later)
+            pairs = await search(engine, "pairs", folder / "stage1", later)
         with step("evaluating stage 1"):
-            await answer("stage 1", folder / "stage1", ["deeprag"])
-        with step("stage 2 training"):
-            stage2 = _train("dpo", second, folder / "stage1", pairs, folder / "stage2", seed)
+            await answer(engine, "stage 1", folder / "stage1", ["deeprag"])
+    with step("stage 2 training"):
+        stage2 = _train("dpo", second, folder / "stage1", pairs, folder / "stage2", seed)
+    async with serving(folder / "stage2") as engine:
         with step("evaluating stage 2"):
-            await engine.load_weights(str(folder / "stage2"))
-            await answer("stage 2", folder / "stage2", ["deeprag", "deeprag-retrieve", "deeprag-parametric"])
-    finally:
-        await engine.aclose()
+            strategies = ["deeprag", "deeprag-retrieve", "deeprag-parametric"]
+            await answer(engine, "stage 2", folder / "stage2", strategies)
     curves = _curves(json.loads((base / RECORD).read_text()), stage1, stage2)
     return SeedResult(summaries, trajectories, asked, known, curves, timings)
 
@@ -254,7 +259,7 @@ def _timer(timings: dict[str, float], seed: int) -> Callable[[str], Any]:
         console.print(f"[bold]{part}[/bold] (seed {seed})")
         start = time.perf_counter()
         yield
-        timings[part] = time.perf_counter() - start
+        timings[part] = timings.get(part, 0.0) + time.perf_counter() - start
 
     return step
 

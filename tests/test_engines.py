@@ -116,7 +116,6 @@ def test_vllm_agrees_with_transformers_and_runs_the_whole_path(world: World, mod
                 gold = next(q for q in questions if q.id == record["id"])
                 assert exact_match(record["answer"], gold.answers)
 
-            await engine.load_weights(str(model))
             for name in ("direct", "cot", "rag", "deeprag", "deeprag-retrieve", "deeprag-parametric"):
                 kit = Kit(engine, retriever, instructions=False)
                 got = await evaluate(name, kit, questions[:8], tmp_path / f"{name}.jsonl", {})

@@ -131,3 +131,49 @@ def test_a_plan_too_large_is_left_out():
     with pytest.raises(PlanError, match="too many nodes"):
         planrag.plan_from_gold(question)
     assert planrag.gold_records(question, {}) == [] and len(dualrag.rounds(question)) == 20
+
+
+def test_factories_and_routers_from_the_command_line(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from rag_train import cli
+    from rag_train.miniworld.world import write_world
+    from rag_train.schema import Trajectory
+
+    def call(*arguments: str) -> dict:
+        monkeypatch.setattr("sys.argv", ["rag-train", *arguments, "--json"])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert not end.value.code, capsys.readouterr().err
+        return json.loads(capsys.readouterr().out)
+
+    write_world(world, tmp_path)
+    call("index", str(tmp_path / "corpus.jsonl"), str(tmp_path / "index"))
+    recipe = [f"questions=[{tmp_path}/dev.jsonl]", f"index={tmp_path}/index", "sample=20"]
+    for method in ("planrag", "hanrag", "dualrag", "levelrag"):
+        output = f"output={tmp_path}/{method}.jsonl"
+        made = call("synth", method, "recipes/gold.yaml", *recipe, output)
+        assert made["items"] == 20 and made["records"] == sum(made["counts"].values()) > 20
+        again = call("synth", method, "recipes/gold.yaml", *recipe, output)
+        assert again["items_done"] == 0 and again["records"] == made["records"]
+
+    questions = load_questions(tmp_path / "dev.jsonl")
+    runs = {"direct": lambda i: i % 3 == 0, "rag": lambda i: i % 3 == 1}
+    for name, right in runs.items():
+        done = [
+            Trajectory(
+                question_id=q.id, question=q.question, strategy=name, answer=q.answers[0] if right(i) else "?"
+            )
+            for i, q in enumerate(questions)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{one.model_dump_json()}\n" for one in done))
+    files = [f"{name}={tmp_path}/{name}.jsonl" for name in runs] + [f"questions={tmp_path}/dev.jsonl"]
+    labels = call("synth", "adaptive-rag", "recipes/router_synth.yaml", *files, f"output={tmp_path}/a.jsonl")[
+        "counts"
+    ]
+    single = sum(q.hops == 1 for i, q in enumerate(questions) if i % 3 == 2)
+    assert labels == {"A": (len(questions) + 2) // 3, "B": (len(questions) + 1) // 3 + single} | (
+        {"C": len(questions) // 3 - single}
+    )
+    judged = call("synth", "uar", "recipes/router_synth.yaml", *files, f"output={tmp_path}/u.jsonl")
+    assert judged["records"] == 5 * len(questions)

@@ -25,8 +25,11 @@ MAX_LORAS = 4
 
 
 class VLLMEngine:
-    """An ``LLM`` over vLLM's ``AsyncLLM``. One engine serves every checkpoint of one architecture in turn
-    (``load_weights``), and the LoRA adapters of its base model side by side, so that start-up is paid once."""
+    """An ``LLM`` over vLLM's ``AsyncLLM``. One engine serves one model and its LoRA adapters side by side.
+
+    It is not given other weights while it runs: vLLM 0.32's ``reload_weights`` keeps the old output layer where
+    that is tied to the embeddings (on CPUs, where it is packed).
+    """
 
     def __init__(
         self,
@@ -98,16 +101,6 @@ class VLLMEngine:
         )
         limit = engine.model_config.max_model_len
         return cls(engine, load_tokenizer(model), Path(model).name, limit, max_lora_rank)
-
-    async def load_weights(self, model: str) -> None:
-        """Serve another checkpoint of the same architecture and tokenizer from now on.
-
-        No call may be in flight. Raises UserError if the directory is no checkpoint.
-        """
-        check_checkpoint(model)
-        await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": model})
-        await self.reset()
-        self.name = Path(model).name
 
     async def reset(self) -> None:
         """Forget the prefixes seen so far. No call may be in flight."""

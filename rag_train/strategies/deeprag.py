@@ -35,6 +35,9 @@ class DeepRAG(Strategy):
     """After so many subqueries the controller must answer."""
     max_tokens: int = 256
     """Most tokens one engine call may write."""
+    threshold: float = 0.5
+    """adaptive: search where the probability of that decision is at least this. 0.5 is what the controller writes
+    by itself; less is more cautious, for a wrong "I know" costs an answer, and a wrong search a search."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)
@@ -49,9 +52,10 @@ class DeepRAG(Strategy):
         sampling = Sampling(max_tokens=self.max_tokens, stop=tuple(deeprag.STOP_SEARCH), logprobs=5)
         while True:
             completion = await controller.log.complete("controller", controller.prompt + text, sampling)
-            text += completion.text
-            chances += decision_probabilities(completion)
-            parsed = deeprag.parse(text + (deeprag.SEARCH if completion.stop == deeprag.SEARCH else ""))
+            written, search, seen = self._decide(completion)
+            text += written
+            chances += seen
+            parsed = deeprag.parse(text + (deeprag.SEARCH if search else ""))
             steps = _with_details(parsed.steps, retrieved, chances)
             if parsed.answer is None:
                 steps = steps[: self.max_steps]
@@ -59,10 +63,29 @@ class DeepRAG(Strategy):
                 run.add(step)
             if parsed.answer is not None:
                 return parsed.answer
-            if parsed.open_subquery is None or not parsed.wants_search or len(steps) >= self.max_steps:
+            if len(steps) >= self.max_steps or parsed.open_subquery is None:
+                return await controller.final(steps)
+            if text.endswith(deeprag.INTERMEDIATE):
+                continue
+            if not parsed.wants_search:
                 return await controller.final(steps)
             retrieved.append(await run.search(parsed.open_subquery))
             text += f"{deeprag.SEARCH}\n{deeprag.context_lines(retrieved[-1])}{deeprag.INTERMEDIATE}"
+
+    def _decide(self, completion: Completion) -> tuple[str, bool, list[float | None]]:
+        """What stands of a completion once ``threshold`` has decided, whether it ends in a search, and the
+        probabilities of the decisions that stand."""
+        chances = decision_probabilities(completion)
+        for i, (offset, chance) in enumerate(zip(decision_offsets(completion.text), chances, strict=False)):
+            rest = completion.text[offset:].strip()
+            searched = completion.stop == deeprag.SEARCH and not rest
+            if chance is None or not (searched or rest.startswith(deeprag.INTERMEDIATE)):
+                continue
+            if searched and chance < self.threshold:
+                return completion.text + deeprag.INTERMEDIATE, False, chances[: i + 1]
+            if not searched and chance >= self.threshold:
+                return completion.text[:offset], True, chances[: i + 1]
+        return completion.text, completion.stop == deeprag.SEARCH, chances
 
     async def _forced(self, run: Run, controller: Controller) -> str | None:
         while len(run.steps) < self.max_steps:
@@ -93,6 +116,16 @@ def decision_probabilities(completion: Completion) -> list[float | None]:
             before, _, line = line.rpartition("\n")
             after_subquery = before.rpartition("\n")[2].strip().startswith(deeprag.FOLLOW_UP)
     return chances
+
+
+def decision_offsets(text: str) -> list[int]:
+    """Where the lines after "Follow up:" lines begin: at the text's end, if the last of them is yet to come."""
+    offsets, at = [], 0
+    for line in text.splitlines(keepends=True):
+        at += len(line)
+        if line.strip().startswith(deeprag.FOLLOW_UP) and line.endswith("\n"):
+            offsets.append(at)
+    return offsets
 
 
 def _retrieve_share(alternatives: Sequence[TokenLogprob]) -> float | None:
