@@ -4,13 +4,15 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo demo-seeds test lint bench bench-retrieval retrievers clean
+.PHONY: help demo demo-seeds strategies test lint bench bench-runtime bench-retrieval retrievers clean
 
 help:
 	@echo "make demo        train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
 	@echo "make demo-seeds  the same over three seeds, each with a world and a model of its own"
+	@echo "make strategies  every strategy on the mini world, the mini model taught their formats"
 	@echo "make test        lint, types and tests"
 	@echo "make bench       throughput of the tree search against one question in flight"
+	@echo "make bench-runtime   throughput of every strategy against one batch, and one question at a time"
 	@echo "make retrievers DATA=DIR       recall and speed of every retriever on real questions"
 	@echo "make bench-retrieval DATA=DIR  retrieval at a million passages against its peers"
 
@@ -34,6 +36,9 @@ demo: .venv/.ready
 demo-seeds: .venv/.ready
 	$(BIN)/rag-train demo --seeds 0,1,2
 
+strategies: .venv/.ready
+	$(BIN)/python -m eval.bench_strategies
+
 lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check -q .
@@ -44,6 +49,9 @@ test: lint
 
 bench: .venv/.ready
 	$(BIN)/python -m eval.bench_search
+
+bench-runtime: .venv/.ready
+	$(BIN)/python -m eval.bench_runtime
 
 retrievers: .venv/.ready
 	test -d runs/reranker || $(BIN)/python -m eval.train_reranker --data $(DATA)

@@ -40,11 +40,12 @@ def gold_records(
         add(hanrag.ROUTE, hanrag.query_fields(step.subquery), route, f"/{i}")
         if not compound:
             add(hanrag.REFINE, hanrag.thought_fields(text, solved), step.subquery, f"/{i}")
-        for j, passage in enumerate(passages):
-            verdict = "true" if says([passage], step.short) else "false"
-            fields = hanrag.relevance_fields(step.subquery, passage)
-            add(hanrag.RELEVANT, fields, verdict, f"/{i}/{j}")
         relevant = [passage for passage in passages if says([passage], step.short)]
+        noise = [passage for passage in passages if passage not in relevant]
+        for verdict, some in (("true", relevant), ("false", noise)):
+            for passage in some[:1]:  # the best of either, for balance: noise is plenty
+                fields = hanrag.relevance_fields(step.subquery, passage)
+                add(hanrag.RELEVANT, fields, verdict, f"/{i}/{verdict}")
         if relevant or known:
             fields = hanrag.answer_fields(step.subquery, relevant)
             add(hanrag.ANSWER, fields, step.short, f"/{i}")

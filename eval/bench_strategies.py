@@ -35,7 +35,7 @@ def taught(world, base: Path, retriever, work: Path, lessons: int, epochs: float
 
     output = work / "taught"
     if not (output / "config.json").exists():
-        made = make(world, retriever, questions=lessons, compounds=lessons // 2, repeats=lessons * 8)
+        made = make(world, retriever, questions=lessons, compounds=lessons // 2, repeats=lessons * 6)
         records = asyncio.run(made)
         work.mkdir(parents=True, exist_ok=True)
         data = work / "lessons.jsonl"

@@ -189,40 +189,41 @@ def test_dualrag_table_9():
     assert found.queries == [query for some in entities for queries in some.values() for query in queries]
 
 
-def hanrag(said: dict[str, str], question: str) -> tuple[Trajectory, Replay]:
-    llm = Replay({f"Query: {question}\nAnswer:": said.pop("route")} | said)
-    return answer("hanrag", kit(llm, passages=3), question), llm
+def hanrag(said: dict[str, str], question: str) -> Trajectory:
+    llm = Replay({f"Query: {question}\nType:": said.pop("route")} | said)
+    return answer("hanrag", kit(llm, passages=3), question)
 
 
 def test_hanrag_appendix_f():
     # Noise: only Doc1 is relevant, and only Doc1 is read.
     edith = "Which English King was married to Edith Swan-Neck, also known as Edith the Fair?"
-    got, llm = hanrag(
+    got = hanrag(
         {
             "route": " single-step question",
-            "Context: T0: Text 0.\nAnswer:": " true",
-            "Context: T1: Text 1.\nAnswer:": " false",
-            "Context: T2: Text 2.\nAnswer:": " false",
+            "Context: T0: Text 0.\nRelevant:": " true",
+            "Context: T1: Text 1.\nRelevant:": " false",
+            "Context: T2: Text 2.\nRelevant:": " false",
+            f"Question: {edith}\nContext: T0: Text 0.\nAnswer:": " Harold II",
         },
         edith,
     )
     assert got.notes["route"] == "single-step question" and [p.id for p in got.steps[0].passages] == ["0"]
-    assert llm.asked[-1] == f"Question: {edith}\nContext: T0: Text 0.\nAnswer:"
+    assert got.answer == "Harold II"
 
     # Compound: both halves in one step (Adaptive-RAG takes two).
     earl = "When did Lionel Cranfield succeed his brother James as Earl of Middlesex and who is his wife?"
     halves = ["When did Lionel Cranfield succeed his brother James as Earl of Middlesex?", "Who is his wife?"]
     said = {
         "route": " compound question",
-        f"Query: {earl}\nAnswer:\n": json.dumps({"thought": "two", "decomposition": halves}),
+        f"Query: {earl}\nDecomposition:\n": json.dumps({"thought": "two", "decomposition": halves}),
         f"seed query-1: {halves[0]}\nanswer-1: 1651\nseed query-2: {halves[1]}\nanswer-2: Rachael\nAnswer:": (
             " 1651 && Rachael"
         ),
     }
     for half, part in zip(halves, ("1651", "Rachael"), strict=True):
-        said |= {f"Question: {half}\nContext: T{i}: Text {i}.\nAnswer:": " true" for i in range(3)}
+        said |= {f"Question: {half}\nContext: T{i}: Text {i}.\nRelevant:": " true" for i in range(3)}
         said[f"Question: {half}\n{''.join(f'Context: T{i}: Text {i}.' + chr(10) for i in range(3))}Answer:"] = part
-    got, _ = hanrag(said, earl)
+    got = hanrag(said, earl)
     assert got.answer == "1651 && Rachael" and (got.rounds, got.retrievals) == (1, 2)
 
     # Complex: seed questions one after the other, until the ending discriminator is content.
@@ -230,13 +231,14 @@ def test_hanrag_appendix_f():
     seeds = [(football, "FIFA"), ("What does the FIFA stand for?", "International Federation")]
     said = {"route": " complex question", f"Question: {football}\nThought: nothing\nOutput:": f" {football}"}
     trail = f"Question: {football}\nseed query-1: {football}\nanswer-1: FIFA\n"
-    said[f"{trail}Answer:"] = " false"
+    said[f"{trail}Sufficient:"] = " false"
     said[f"{trail}Output:"] = f" {seeds[1][0]}"
     for seed, part in seeds:
-        said |= {f"Question: {seed}\nContext: T{i}: Text {i}.\nAnswer:": " true" for i in range(3)}
+        said |= {f"Question: {seed}\nContext: T{i}: Text {i}.\nRelevant:": " true" for i in range(3)}
         said[f"Question: {seed}\n{''.join(f'Context: T{i}: Text {i}.' + chr(10) for i in range(3))}Answer:"] = part
-    said[f"{trail}seed query-2: {seeds[1][0]}\nanswer-2: {seeds[1][1]}\nAnswer:"] = " true"
-    got, llm = hanrag(said, football)
+    whole = f"{trail}seed query-2: {seeds[1][0]}\nanswer-2: {seeds[1][1]}\n"
+    said |= {f"{whole}Sufficient:": " true", f"{whole}Answer:": " International Federation"}
+    got = hanrag(said, football)
     assert [(s.subquery, s.answer) for s in got.steps] == seeds and got.rounds == 2
 
 
@@ -264,8 +266,7 @@ def test_a_plan_takes_its_slowest_path_and_a_compound_question_one_step():
     assert seconds == 1 + max(5, 2, 3) + 0.5 + 4 + 0.5  # the plan, then depth by depth
 
     parts = {"thought": "", "decomposition": ["a takes 2?", "b takes 4?", "c takes 3?"]}
-    llm = Slow({f"Query: {ASKED.question}\nAnswer:\n": json.dumps(parts), "Answer:": " x"})
-    llm.answers[f"Query: {ASKED.question}\nAnswer:"] = " compound question"
+    llm = Slow({"Decomposition:\n": json.dumps(parts), "Answer:": " x", "Type:": " compound question"})
     seconds = elapsed(build("hanrag,relevance=false", kit(llm, Found(PASSAGES, 0.5))).answer(ASKED))
     assert seconds == 1 + 1 + (0.5 + 4) + 2  # route, decompose, the slowest part, combine (whose prompt says 2)
 

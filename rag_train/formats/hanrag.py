@@ -1,4 +1,8 @@
-"""HANRAG's modules (section 4.1, appendix G): the Revelator's five tasks, and the generator's."""
+"""HANRAG's modules (section 4.1, appendix G): the Revelator's five tasks, and the generator's.
+
+The paper's prompts all end in "Answer:"; here each task has a marker of its own, so that one model that was trained
+on all tells them apart without instructions.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +23,11 @@ class Decomposition(BaseModel):
     decomposition: list[str]
 
 
-ROUTE = Task("hanrag_route", "Answer:", Route, max_tokens=12)
-DECOMPOSE = Task("hanrag_decompose", "Answer:", Decomposition, max_tokens=256)
+ROUTE = Task("hanrag_route", "Type:", Route, max_tokens=12)
+DECOMPOSE = Task("hanrag_decompose", "Decomposition:", Decomposition, max_tokens=256)
 REFINE = Task("hanrag_refine", "Output:")
-RELEVANT = Task("hanrag_relevant", "Answer:", Literal["true", "false"], max_tokens=4)
-ENDING = Task("hanrag_ending", "Answer:", Literal["true", "false"], max_tokens=4)
+RELEVANT = Task("hanrag_relevant", "Relevant:", Literal["true", "false"], max_tokens=4)
+ENDING = Task("hanrag_ending", "Sufficient:", Literal["true", "false"], max_tokens=4)
 ANSWER = Task("hanrag_answer", "Answer:")
 COMBINE = Task("hanrag_combine", "Answer:", max_tokens=128)
 

@@ -45,7 +45,7 @@ class PretrainConfig:
     rope_theta: float = 1e10
     row_tokens: int = 256
     rows: int = 2
-    steps: int = 11000
+    steps: int = 20000
     lr: float = 6e-4
     weight_decay: float = 0.02
     cooldown: float = 0.4

@@ -150,8 +150,8 @@ class WorldConfig:
     """
 
     seed: int = 0
-    films: int = 300
-    people: int = 300
+    films: int = 600
+    people: int = 600
     cities: int = 60
     countries: int = 40
     first_year: int = 1950
@@ -281,6 +281,8 @@ class World:
             first, *rest = (step.subquery.rstrip("?") for step in steps)
             text = ", and ".join([first, *(part[0].lower() + part[1:] for part in rest)]) + "?"
             answer = " && ".join(step.short for step in steps)
+            if text in out:
+                continue
             out[text] = Question(
                 id=f"{split}-compound-{len(out)}",
                 question=text,
