@@ -9,7 +9,6 @@ from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from rag_train.errors import UserError
 from rag_train.formats import reader
 from rag_train.formats.deeprag import FINAL, one_line
 from rag_train.formats.prompting import as_turn, instruction
@@ -191,9 +190,3 @@ def interleave(lists: Sequence[Sequence[Passage]]) -> list[Passage]:
     """All firsts, then all seconds and so on, each passage once."""
     longest = max(map(len, lists), default=0)
     return list({p.id: p for rank in range(longest) for some in lists for p in some[rank : rank + 1]}.values())
-
-
-def needs_retriever(kit: Kit, kind: str, why: str) -> None:
-    """Raise UserError unless the kit has a retriever of ``kind``."""
-    if kind not in kit.retrievers:
-        raise UserError(f"{why} needs a {kind} retriever; give --index {kind}=DIR")
