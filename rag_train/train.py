@@ -229,6 +229,10 @@ def _build_trainer(recipe: TrainRecipe, rows, tokenizer, checkpoints: Path):
             from rag_train.training.sft import sft_trainer
 
             trainer = sft_trainer(recipe, rows, tokenizer, checkpoints)
+        elif recipe.layout == "tree":
+            from rag_train.training.calibration import tree_trainer
+
+            trainer = tree_trainer(recipe, rows, tokenizer, checkpoints)
         else:
             from rag_train.training.dpo import dpo_trainer
 

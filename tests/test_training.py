@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace as Namespace
 
 import pytest
 import torch
@@ -252,6 +253,35 @@ def test_dpo_widens_the_margin_and_ends_no_text(work: Path, tmp_path: Path, monk
     assert margins[0] == pytest.approx(0, abs=1e-3)
     assert margins[-1] > 0.3
     assert batches and all((ids != TOKENIZER.eos_token_id).all() for ids in batches)
+
+
+@pytest.mark.parametrize("more", [{}, {"label_smoothing": 0.1}, {"sft_weight": 0.5}])
+def test_the_tree_layout_trains_as_trl_does(work: Path, tmp_path: Path, more: dict):
+    """All pairs in one batch, so that both see the same ones in every step."""
+    results = {}
+    for layout in ("pairs", "tree"):
+        recipe = recipe_in(work, tmp_path / layout, stage="dpo", data=work / "dpo.jsonl", epochs=8, lr=1e-3)
+        recipe = replace(recipe, layout=layout, batch_size=8, gradient_accumulation=1, precision="fp32", **more)
+        results[layout] = train(recipe)
+    pairs, tree = results["pairs"], results["tree"]
+    for theirs, ours in zip(pairs.losses, tree.losses, strict=True):
+        for name in ("loss", "rewards/margins", "learning_rate"):
+            assert ours[name] == pytest.approx(theirs[name], rel=0.01, abs=1e-4), (name, ours["step"])
+    assert pairs.losses[-1]["rewards/margins"] > 0.02
+    before, after = (load_file(tmp_path / layout / "model.safetensors") for layout in ("pairs", "tree"))
+    for name, weight in before.items():
+        if "k_proj.bias" not in name:  # whose gradient is mostly rounding, which Adam makes a step of
+            torch.testing.assert_close(after[name], weight, rtol=1e-2, atol=5e-4)
+    assert tree.tokens_seen < pairs.tokens_seen
+
+
+def test_the_tree_layout_trains_adapters_and_refuses_sharded_models(work: Path, tmp_path: Path, monkeypatch):
+    recipe = recipe_in(work, tmp_path / "out", stage="dpo", data=work / "dpo.jsonl", epochs=8)
+    recipe = replace(recipe, layout="tree", lora=LoraRecipe(r=2))
+    assert train(recipe).losses[-1]["rewards/margins"] > 0.1
+    monkeypatch.setattr("rag_train.training.calibration.PartialState", lambda: Namespace(distributed_type="FSDP"))
+    with pytest.raises(UserError, match="layout=tree: not with DeepSpeed or FSDP yet; use DDP, or layout=pairs"):
+        train(replace(recipe, output_dir=str(tmp_path / "other")))
 
 
 def test_adapters_are_merged(work: Path, tmp_path: Path):

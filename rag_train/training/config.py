@@ -67,6 +67,9 @@ class TrainRecipe:
     """dpo: probability that a preference is the wrong way round (robust DPO); 0 is the paper's loss."""
     sft_weight: Annotated[float, Field(ge=0)] = 0.0
     """dpo: weight of an imitation term on the chosen snippet, which keeps it likely; 0 is the paper's loss."""
+    layout: Literal["pairs", "tree"] = "pairs"
+    """dpo: pairs: TRL's trainer, every prompt read for each of its pair's snippets; tree: all sequences of a batch
+    as one, every distinct prefix read once (the same loss; single process or DDP)."""
     balance: bool = False
     """dpo: as many pairs for either decision. A search more often solves what the model knows."""
     chat: Literal["auto", True, False] = "auto"

@@ -1,0 +1,106 @@
+"""The tree layout: the attention it allows, and the same numbers as sequence by sequence, and as TRL's trainer."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from rag_train.training.calibration import _snippet_logprobs, tree_row
+from rag_train.training.tree import attention_mask, lay_out
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+}
+MODELS = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
+SIDES = ("chosen_ids", "rejected_ids")
+tokens = st.lists(st.integers(0, 3), min_size=1, max_size=8)
+
+
+@given(st.lists(tokens, min_size=1, max_size=8))
+def test_a_token_sees_its_own_prefix_and_nothing_else(sequences: list[list[int]]):
+    tree = lay_out(sequences)
+    prefixes = {tuple(s[:n]) for s in sequences for n in range(1, len(s) + 1)}
+    assert len(tree.ids) == len(prefixes)  # every distinct prefix once
+    mask = attention_mask(torch.tensor(tree.last))[0, 0]
+    for sequence, path in zip(sequences, tree.paths, strict=True):
+        assert [tree.ids[i] for i in path] == sequence
+        assert [tree.positions[i] for i in path] == list(range(len(sequence)))
+        for depth, i in enumerate(path):
+            assert mask[i].nonzero()[:, 0].tolist() == path[: depth + 1]
+
+
+def chain(nodes: int, kind: str, generator: torch.Generator) -> list[dict[str, list[int]]]:
+    """Pairs as the search makes them: along one path (optimal), over a whole tree, or a sentence at a time."""
+
+    def text(length: int) -> list[int]:
+        return torch.randint(4, 64, (length,), generator=generator).tolist()
+
+    pairs, prompt = [], text(20)
+    for node in range(nodes):
+        chosen, rejected = ([1, 2], [3]) if node % 2 else ([3], [1, 2])
+        if kind == "sentence_wise":
+            chosen, rejected = chosen + text(3), rejected + text(4)
+        pairs.append({"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected})
+        if kind == "all_nodes" and node:
+            other = pairs[node // 2]
+            branch = other["prompt_ids"] + other["rejected_ids"] + text(5)
+            pairs.append({"prompt_ids": branch, "chosen_ids": [3], "rejected_ids": [1, 2]})
+        prompt = prompt + chosen + text(9)
+    return pairs
+
+
+def by_hand(model, pair: dict[str, list[int]], side: str) -> torch.Tensor:
+    ids = torch.tensor([pair["prompt_ids"] + pair[side]])
+    logits = torch.log_softmax(model(ids).logits[0].float(), -1)
+    start = len(pair["prompt_ids"])
+    return logits[torch.arange(start - 1, ids.shape[1] - 1), ids[0, start:]].sum()
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize("kind", ["optimal", "all_nodes", "sentence_wise"])
+@pytest.mark.parametrize("architecture", MODELS)
+def test_loss_and_gradients_are_those_of_pair_by_pair(architecture: str, kind: str, adapters: bool):
+    config, cls = MODELS[architecture]
+    torch.manual_seed(0)
+    model = cls(config(**SMALL))
+    if adapters:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"]))
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.2)
+    for nodes in (1, 2, 5, 10):
+        pairs = chain(nodes, kind, torch.Generator().manual_seed(nodes))
+        row = {name: torch.tensor(value) for name, value in tree_row(pairs).items()}
+        whole = [p["prompt_ids"] + p[side] for p in pairs for side in SIDES]
+        assert len(row["ids"]) == len({tuple(s[:n]) for s in whole for n in range(1, len(s) + 1)})
+
+        def loss(sums: torch.Tensor) -> torch.Tensor:
+            return -torch.nn.functional.logsigmoid(0.4 * (sums.view(-1, 2)[:, 0] - sums.view(-1, 2)[:, 1])).mean()
+
+        found = []
+        for whole in (True, False):
+            model.zero_grad()
+            if whole:
+                sums = torch.zeros(2 * len(pairs)).index_add(0, row["owner"], _snippet_logprobs(model, row))
+            else:
+                sums = torch.stack(
+                    [by_hand(model, p, side) for p in pairs for side in ("chosen_ids", "rejected_ids")]
+                )
+            loss(sums).backward()
+            gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+            found.append((sums.detach(), gradients))
+        (left, ours), (right, theirs) = found
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
+        assert len(ours) == len(theirs) > 0
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
