@@ -4,7 +4,7 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo demo-seeds strategies test lint bench bench-runtime bench-retrieval retrievers clean
+.PHONY: help demo demo-seeds strategies test lint bench bench-runtime bench-training bench-retrieval retrievers clean
 
 help:
 	@echo "make demo        train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
@@ -13,6 +13,7 @@ help:
 	@echo "make test        lint, types and tests"
 	@echo "make bench       throughput of the tree search against one question in flight"
 	@echo "make bench-runtime   throughput of every strategy against one batch, and one question at a time"
+	@echo "make bench-training  calibration as a tree against TRL's trainer"
 	@echo "make retrievers DATA=DIR       recall and speed of every retriever on real questions"
 	@echo "make bench-retrieval DATA=DIR  retrieval at a million passages against its peers"
 
@@ -52,6 +53,9 @@ bench: .venv/.ready
 
 bench-runtime: .venv/.ready
 	$(BIN)/python -m eval.bench_runtime
+
+bench-training: .venv/.ready
+	$(BIN)/python -m eval.bench_training
 
 retrievers: .venv/.ready
 	test -d runs/reranker || $(BIN)/python -m eval.train_reranker --data $(DATA)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from data_synth import hanrag
 from data_synth.gold import FACTORIES
@@ -26,6 +28,7 @@ async def lessons(
     for question in world.compounds("train", compounds):
         found = await _found(retriever, question, passages)
         out += hanrag.gold_records(question, found, instructions=False)
+    out = [_spaced(record) for record in out]
     source = TextSource(world, world.config.seed + 1)
     source.progress = 1.0
     for i in range(repeats):
@@ -36,6 +39,27 @@ async def lessons(
 async def _found(retriever: AsyncRetriever, question: Question, passages: int) -> dict[str, list[Passage]]:
     queries = [question.question, *(step.subquery for step in question.decomposition)]
     return dict(zip(queries, await retriever.search_all(queries, passages), strict=True))
+
+
+def _spaced(record: SFTRecord) -> SFTRecord:
+    """JSON strings begin with a space: in the model's vocabulary, a name is one token only after one."""
+    lead, answer = record.segments
+    if answer.text[0] not in "[{":
+        return record
+    text = json.dumps(_with_space(json.loads(answer.text)), separators=(",", ":"), ensure_ascii=False) + "\n"
+    segments = [lead, Segment(text=text, trained=True)]
+    return record.model_copy(update={"segments": segments, "completion": lead.text + text})
+
+
+def _with_space(value: Any) -> Any:
+    match value:
+        case str():
+            return f" {value}" if value else value
+        case list():
+            return [_with_space(item) for item in value]
+        case dict():
+            return {key: _with_space(item) for key, item in value.items()}
+    return value
 
 
 def _repeat(document: Sequence[Segment], number: int) -> SFTRecord:

@@ -17,22 +17,24 @@ from rag_train.llm.checkpoint import load_tokenizer
 def with_words(model: Path, texts: Iterable[str], output: Path) -> int:
     """Write to ``output`` the model with every word of ``texts`` in its vocabulary; returns how many are new.
 
-    A new word's embedding starts as the mean of its bytes'.
+    A new word's embedding starts as that of the same word after a space, or else as the mean of its bytes'.
     """
     tokenizer = load_tokenizer(str(model))
     backend = Tokenizer.from_file(str(model / "tokenizer.json"))
     known = backend.get_vocab()
     words = {word for text in texts for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)}
     new = sorted(words - known.keys())
-    spare = len(known)  # the special tokens are the last: the new words go after them
+    spare = len(known)
     settings = json.loads(backend.to_str())
-    settings["model"]["vocab"] |= {word: spare + i for i, word in enumerate(new)}
+    # All that is known, special tokens included, lest these be numbered anew after the words.
+    settings["model"]["vocab"] = known | {word: spare + i for i, word in enumerate(new)}
     network = Qwen2ForCausalLM.from_pretrained(model)
     network.resize_token_embeddings(math.ceil((spare + len(new)) / 64) * 64, mean_resizing=False)
     with torch.no_grad():
         table = network.model.embed_tokens.weight
         for i, word in enumerate(new):
-            table[spare + i] = table[[known[byte] for byte in word]].mean(0)
+            same = known.get(f"\u0120{word}")  # byte-level BPE's sign for a space
+            table[spare + i] = table[same] if same else table[[known[byte] for byte in word]].mean(0)
     network.save_pretrained(output)
     tokenizer.save_pretrained(output)
     (output / "tokenizer.json").write_text(json.dumps(settings), encoding="utf-8")

@@ -43,9 +43,9 @@ class DualRAG(Strategy):
             reasoning = await run.ask(dualrag.REASON, state)
             if reasoning is None:
                 break
-            thoughts.append(reasoning.thought)
+            thoughts.append(reasoning.thought.strip())
             if self.trigger and not reasoning.retrieve:
-                run.known(reasoning.thought, "", round=round)
+                run.known(thoughts[-1], "", round=round)
                 break
             await self._retrieve(run, round, thoughts, outline, found)
             if self.outline == "entities":

@@ -68,7 +68,7 @@ class HANRAG(Strategy):
 
     async def _compound(self, run: Run, question: str) -> str:
         parts = await run.ask(hanrag.DECOMPOSE, hanrag.query_fields(question), ROLE)
-        queries = [query for query in dict.fromkeys(parts.decomposition if parts else ()) if query.strip()]
+        queries = list(dict.fromkeys(filter(None, (q.strip() for q in parts.decomposition)))) if parts else []
         queries = queries[: self.max_steps] or [question]
         answers = await together(self._anrag(run, query, 1) for query in queries)
         if len(queries) == 1:

@@ -93,4 +93,4 @@ class PlanRAG(Strategy):
         self, run: Run, question: str, passages: list[Passage], known: list[tuple[str, str, str]]
     ) -> str:
         answer = await run.ask(planrag.ANSWER, planrag.answer_fields(question, passages, known))
-        return answer.Response if answer else ""
+        return answer.Response.strip() if answer else ""

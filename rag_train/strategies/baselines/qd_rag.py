@@ -34,7 +34,7 @@ class QDRAG(Strategy):
         for i, query in enumerate([*queries, question.question]):
             passages = await run.search(query) if self.subquery else shared
             response = await run.ask(planrag.ANSWER, planrag.answer_fields(query, passages, known))
-            answer = response.Response if response else ""
+            answer = response.Response.strip() if response else ""
             known.append((f"Q{i + 1}", query, answer))
             if self.subquery:
                 run.retrieved(query, passages, answer)
