@@ -116,7 +116,7 @@ def test_encoder_decoder(model: Path, prompts: list[str], tmp_path: Path):
     """A batch of prompts of different lengths writes what each writes alone."""
     tokenizer = load_tokenizer(str(model))
     config = T5Config(
-        vocab_size=1088,
+        vocab_size=len(tokenizer),
         d_model=32,
         d_kv=8,
         d_ff=64,
