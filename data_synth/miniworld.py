@@ -29,9 +29,12 @@ async def lessons(
     repeats: int,
     passages: int = 3,
 ) -> list[SFTRecord]:
-    """Examples from ``questions`` training questions, ``compounds`` compound ones and ``readings`` single facts,
-    and ``repeats`` documents of the kind that the model was trained on, lest it forget."""
-    asked = [q for q in world.questions("train") if (q.hops or 0) > 1][:questions]
+    """Examples from ``questions`` training questions of several hops, a third as many of one, ``compounds``
+    compound ones and ``readings`` single facts, and ``repeats`` documents of the kind that the model was trained
+    on, lest it forget."""
+    training = world.questions("train")
+    several, single = ([q for q in training if (q.hops == 1) is one] for one in (False, True))
+    asked = several[:questions] + single[: questions // 3]
     out: list[SFTRecord] = []
     for question in asked:
         found = await _found(retriever, question, passages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 from pathlib import Path
 
@@ -12,25 +13,19 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2", help="of worlds and models, with commas")
     parser.add_argument("--split", default="test", help="questions to answer: dev to choose, test to report")
     parser.add_argument("--questions", type=int, default=200, help="multi-hop, and as many compound, questions")
-    parser.add_argument("--start", type=int, default=40, help="training questions that the student was taught with")
-    parser.add_argument("--train", type=int, default=600, help="training questions that the teacher answers")
-    parser.add_argument("--epochs", type=float, default=3)
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument(
-        "--teachers", type=Path, default=Path("runs/miniature"), help="where the teachers are, or go"
-    )
-    parser.add_argument("--work", type=Path, default=Path("runs/factories"))
+    parser.add_argument("--work", type=Path, default=Path("runs/miniature"))
     parser.add_argument("--output", type=Path, default=Path("results"))
     options = parser.parse_args()
     # Not above: vLLM's processes import this module again.
-    from eval.students import Seed, Settings, claims, run_seed
+    from eval.factories import Seed, claims
+    from eval.miniature import Settings
     from rag_train.progress import console
     from rag_train.provenance import save_result
 
-    settings = {key: value for key, value in vars(options).items() if key not in ("seeds", "output")}
-    seeds = [Seed(Settings(**settings), int(number)) for number in options.seeds.split(",")]
+    settings = Settings(work=options.work, split=options.split, questions=options.questions)
+    seeds = [Seed(int(number), settings) for number in options.seeds.split(",")]
     for seed in seeds:
-        run_seed(seed)
+        asyncio.run(seed.run())
     found = claims(seeds)
     for one in found:
         difference = one["difference"]

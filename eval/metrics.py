@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import NormalDist
 from typing import Literal, get_args
 
@@ -34,6 +34,10 @@ Metric = Literal[
 METRICS: tuple[Metric, ...] = get_args(Metric)
 OPTIONAL = ("success", "gold_precision", "gold_recall", "compound", "rouge2", "rouge_l", "judge")
 """Measures of a Score that not every question has (`eval.scorers`, `eval.judge`)."""
+
+
+Statistic = Callable[[np.ndarray], np.ndarray]
+"""Of sums over questions, of shape (..., sums), to (...)."""
 
 
 class Interval(Record):
@@ -101,8 +105,13 @@ class Counts(Record):
     """Steps left out because their subquery names no fact of the boundary."""
 
     @property
+    def table(self) -> tuple[int, int, int, int]:
+        """What adds up."""
+        return self.tp, self.fp, self.fn, self.tn
+
+    @property
     def total(self) -> int:
-        return self.tp + self.fp + self.fn + self.tn
+        return sum(self.table)
 
     @property
     def f1(self) -> float:
@@ -229,9 +238,16 @@ def boundary_by_cot(
     ``cot`` are the trajectories of a run without retrieval; it knows a question iff its answer matches exactly.
     Raises UserError as `match`, for either run.
     """
+    return sum(cot_counts(questions, trajectories, cot), start=Counts(tp=0, fp=0, fn=0, tn=0))
+
+
+def cot_counts(
+    questions: Sequence[Question], trajectories: Sequence[Trajectory], cot: Sequence[Trajectory]
+) -> list[Counts]:
+    """`boundary_by_cot` of each question by itself."""
     knows = [own.em == 1 for own in score(questions, cot)]
     retrieved = [trajectory.retrievals > 0 for _, trajectory in match(questions, trajectories)]
-    return _counts(zip(knows, retrieved, strict=True))
+    return [_counts([pair]) for pair in zip(knows, retrieved, strict=True)]
 
 
 def boundary_by_facts(trajectories: Sequence[Trajectory], known: Mapping[str, bool]) -> Counts:
@@ -307,21 +323,42 @@ def paired_bootstrap(
 def cluster_bootstrap(values: Sequence[float], clusters: Sequence[str] | None) -> Interval:
     """The mean of ``values``, whole clusters resampled; single values where there are none."""
     rows = np.array(values, dtype=np.float64)
-    sums = _by_cluster(np.stack([rows, np.ones_like(rows)], 1), clusters)
-    total, count = np.moveaxis(_resampled(len(sums)) @ sums, -1, 0)
-    return _interval(total / count)
+    return bootstrap_of(np.stack([rows, np.ones_like(rows)], 1), mean_of, clusters)
+
+
+def bootstrap_of(rows: np.ndarray, statistic: Statistic, clusters: Sequence[str] | None) -> Interval:
+    """Any statistic of sums over questions, whole clusters of them resampled.
+
+    ``rows``: what each question adds to the sums, of shape (questions, sums); ``statistic`` maps sums of shape
+    (..., sums) to (...), such as `mean_of`.
+    """
+    sums = _by_cluster(rows, clusters)
+    return _interval(statistic(_resampled(len(sums)) @ sums))
+
+
+def mean_of(sums: np.ndarray) -> np.ndarray:
+    """A mean: the sum of the values over their number; NaN where there are none."""
+    total, count = np.moveaxis(sums, -1, 0)
+    return np.divide(total, count, out=np.full(np.shape(total), math.nan), where=count != 0)
 
 
 def paired_bootstrap_mcc(
     first: Sequence[Counts], second: Sequence[Counts], clusters: Sequence[str] | None = None
 ) -> Interval:
     """The difference in MCC, ``second - first``, resampled as in `paired_bootstrap`; ``Counts`` one a question."""
-    tables = np.array([[[c.tp, c.fp, c.fn, c.tn] for c in run] for run in (first, second)], dtype=np.float64)
-    tables = np.stack([_by_cluster(run, clusters) for run in tables])
-    tp, fp, fn, tn = np.moveaxis(_resampled(tables.shape[1]) @ tables, -1, 0)
-    product = (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)
-    mcc = np.divide(tp * tn - fp * fn, np.sqrt(product), out=np.zeros_like(product), where=product > 0)
-    return _interval(mcc[1] - mcc[0])
+    rows = np.array([[*a.table, *b.table] for a, b in zip(first, second, strict=True)], dtype=np.float64)
+    mcc = decisions_of("mcc")
+    return bootstrap_of(rows, lambda sums: mcc(sums[..., 4:]) - mcc(sums[..., :4]), clusters)
+
+
+def decisions_of(measure: str) -> Statistic:
+    """A measure of `Counts`, of the sums of their tables."""
+
+    def of(table: np.ndarray) -> float:
+        tp, fp, fn, tn = map(int, table)
+        return getattr(Counts(tp=tp, fp=fp, fn=fn, tn=tn), measure)
+
+    return lambda sums: np.apply_along_axis(of, -1, sums)
 
 
 def _by_cluster(rows: np.ndarray, clusters: Sequence[str] | None) -> np.ndarray:
@@ -341,7 +378,9 @@ def _resampled(n: int, resamples: int = 2000, seed: int = 0) -> np.ndarray:
 
 
 def _interval(values: np.ndarray) -> Interval:
-    lo, hi = np.percentile(values[1:], [2.5, 97.5])
+    if np.isnan(values[0]):
+        return Interval(mean=math.nan, lo=math.nan, hi=math.nan)
+    lo, hi = np.nanpercentile(values[1:], [2.5, 97.5])  # a resample may hold none of what is counted
     return Interval(mean=float(values[0]), lo=float(lo), hi=float(hi))
 
 

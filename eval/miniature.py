@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from data_synth.deeprag import PairVariant, SearchConfig
 from data_synth.miniworld import lessons
 from data_synth.synth import DeepRAGRecipe, synthesize_with
+from eval import students
 from eval.run import evaluate
+from rag_train.llm.base import LLM
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.llm.vllm import VLLMEngine
 from rag_train.miniworld.pretrain import PretrainConfig, pretrained
@@ -25,23 +28,17 @@ from rag_train.progress import console
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.bm25 import BM25Index
 from rag_train.retrieval.lucene import LuceneIndex
-from rag_train.schema import Question, Trajectory
+from rag_train.schema import Question, SFTRecord, Trajectory
 from rag_train.strategies.base import Kit
 from rag_train.train import RESULT, train
 from rag_train.training.config import TrainRecipe
 
-Model = Literal[
-    "base",
-    "taught",
-    "stage1",
-    "stage1-most",
-    "stage1-random",
-    "stage2",
-    "stage2-all-nodes",
-    "stage2-sentence-wise",
-]
-"""base: as pretrained. taught: every module's and baseline's format, from gold annotations. stage1, stage2:
-DeepRAG's, with the variants of Tables 4 (which trajectory is imitated) and 5 (which pairs calibrate)."""
+Stage = Literal["stage1", "stage1-most", "stage1-random", "stage2", "stage2-all-nodes", "stage2-sentence-wise"]
+"""DeepRAG's, with the variants of its Tables 4 (which trajectory is imitated) and 5 (which pairs calibrate)."""
+
+Model = Literal["base", "taught", "student", Stage, students.Student]
+"""base: as pretrained. taught: every module's and baseline's format, from gold annotations. student: the same from
+few of them, as a model that a teacher's data is to make better; the `students.Student`s are made from it."""
 
 KINDS: dict[str, str] = {
     "single": "one hop",
@@ -59,6 +56,13 @@ class Cell(NamedTuple):
     model: str
     strategy: str
     kind: str
+    role: tuple[str, str] | None = None
+    """A role that another model has, and that model."""
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return "-".join([self.strategy, *(self.role or ()), self.kind])
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,10 @@ class Settings:
     """Questions of each kind."""
     lessons: int = 300
     """Training questions to make gold examples of."""
+    few: int = 40
+    """The same for the student."""
+    taught: int = 600
+    """Training questions that a teacher answers for the student."""
     searched: int = 400
     """Training questions to search for each of DeepRAG's stages."""
 
@@ -109,37 +117,54 @@ class Miniature:
 
     async def answers(self, cells: Iterable[Cell]) -> dict[Cell, list[Trajectory]]:
         """The trajectories of every cell: models are trained first, then each is served once."""
-        by_model: dict[str, list[Cell]] = {}
+        by_model: dict[tuple[str, tuple[str, str] | None], list[Cell]] = {}
         for cell in dict.fromkeys(cells):
-            by_model.setdefault(cell.model, []).append(cell)
+            by_model.setdefault((cell.model, cell.role), []).append(cell)
         out: dict[Cell, list[Trajectory]] = {}
-        for model, some in by_model.items():
+        for (model, role), some in by_model.items():
             directory = await self.model(model)
+            other = {role[0]: await self.model(role[1])} if role else {}
             missing = [cell for cell in some if not self.file(cell).exists()]
-            # The engine starts only if there is something to ask; attention weights are not vLLM's.
-            engine = self._serve(directory) if any(not _slow(cell) for cell in missing) else None
-            slow = TransformersEngine.start(str(directory)) if any(map(_slow, missing)) else None
-            try:
+            async with AsyncExitStack() as stack:
+                # An engine starts only if there is something to ask; attention weights are not vLLM's.
+                engine = slow = None
+                models: dict[str, LLM] = {}
+                if any(not _slow(cell) for cell in missing):
+                    engine = await stack.enter_async_context(self.serve(directory))
+                    for name, path in other.items():
+                        models[name] = await stack.enter_async_context(self.serve(path))
+                if any(map(_slow, missing)):
+                    slow = TransformersEngine.start(str(directory))
                 for cell in some:
                     if cell in missing:
                         llm = slow if _slow(cell) else engine
                         assert llm is not None
-                        kit = Kit(llm, self.retriever, instructions=False, retrievers=self.retrievers)
+                        kit = self.kit(llm, models)
                         settings = {"model": str(directory), "split": self.settings.split, "kind": cell.kind}
                         asked = self.questions(cell.kind)
                         out[cell] = await evaluate(cell.strategy, kit, asked, self.file(cell), settings)
                     else:
                         lines = self.file(cell).read_text(encoding="utf-8").splitlines()
                         out[cell] = [Trajectory.model_validate_json(line) for line in lines]
-            finally:
-                if engine is not None:
-                    await engine.aclose()
         return out
 
     def file(self, cell: Cell) -> Path:
         """Where a cell's trajectories are."""
         split = f"{self.settings.split}-{self.settings.questions}"
-        return self.folder / split / cell.model / f"{cell.strategy}-{cell.kind}.jsonl"
+        return self.folder / split / cell.model / f"{cell.name}.jsonl"
+
+    def kit(self, llm: LLM, models: Mapping[str, LLM] | None = None) -> Kit:
+        """What strategies work with; ``models`` by role."""
+        return Kit(llm, self.retriever, instructions=False, models=models or {}, retrievers=self.retrievers)
+
+    @asynccontextmanager
+    async def serve(self, model: Path) -> AsyncIterator[VLLMEngine]:
+        """The engine, for as long as it is used."""
+        engine = VLLMEngine.start(str(model), dtype="float32", seed=self.seed, kv_cache_bytes=2**28)
+        try:
+            yield engine
+        finally:
+            await engine.aclose()
 
     async def model(self, name: str) -> Path:
         """The checkpoint directory of one of `Model`."""
@@ -150,13 +175,23 @@ class Miniature:
         if (directory / RESULT).is_file():
             return directory
         console.print(f"[bold]{name}[/bold] (seed {self.seed})")
-        if name == "taught":
-            await self._teach(directory)
-            return directory
+        if name in get_args(Stage):
+            await self._deeprag(name, directory)
+        elif name in ("taught", "student"):
+            n = self.settings.lessons if name == "taught" else self.settings.few
+            records = await lessons(
+                self.world, self.retriever, questions=n, compounds=n // 2, readings=n * 15, repeats=n * 8
+            )
+            await self._fine_tune("base", records, directory)
+        else:
+            await self._fine_tune(students.start(name), await students.examples(self, name), directory)
+        return directory
+
+    async def _deeprag(self, name: str, output: Path) -> None:
         stage, _, variant = name.partition("-")
         start = await self.model("base" if stage == "stage1" else "stage1")
         data = await self._explore(stage, variant, start)
-        common = {"model": str(start), "data": data, "output_dir": str(directory), "seed": self.seed}
+        common = {"model": str(start), "data": data, "output_dir": str(output), "seed": self.seed}
         common |= {"max_tokens": 1024, "save_steps": 200}
         if stage == "stage1":
             recipe = TrainRecipe(stage="sft", lr=3e-4, epochs=3, pack_tokens=512, **common)
@@ -165,7 +200,6 @@ class Miniature:
             common |= {"beta": 0.4, "sft_weight": 1.0, "balance": variant != "sentence-wise"}
             recipe = TrainRecipe(stage="dpo", lr=1e-4, epochs=2, **common)
         await asyncio.to_thread(train, recipe)
-        return directory
 
     async def _explore(self, stage: str, variant: str, model: Path) -> Path:
         """Training data of one of DeepRAG's stages."""
@@ -191,25 +225,19 @@ class Miniature:
             search=SearchConfig(variant=which),
         )
         if not output.exists():
-            engine = self._serve(model)
-            try:
+            async with self.serve(model) as engine:
                 asked = self._searched[stage]
                 await synthesize_with(recipe, engine, self.retriever, asked, self.index.corpus_sha256)
-            finally:
-                await engine.aclose()
         return output
 
-    async def _teach(self, output: Path) -> None:
-        base = await self.model("base")
-        n = self.settings.lessons
-        records = await lessons(
-            self.world, self.retriever, questions=n, compounds=n // 2, readings=n * 5, repeats=n * 8
-        )
+    async def _fine_tune(self, start: str, records: Sequence[SFTRecord], output: Path) -> None:
+        """``start``, its vocabulary extended by the words of ``records``, trained on them."""
+        model = await self.model(start)
         self.folder.mkdir(parents=True, exist_ok=True)
-        data = self.folder / "lessons.jsonl"
+        data = self.folder / f"{output.name}.jsonl"
         data.write_text("".join(f"{record.model_dump_json()}\n" for record in records), encoding="utf-8")
-        extended = self.folder / "extended"
-        with_words(base, (record.prompt + record.completion for record in records), extended)
+        extended = self.folder / f"{output.name}-extended"
+        with_words(model, (record.prompt + record.completion for record in records), extended)
         recipe = TrainRecipe(
             stage="sft",
             model=str(extended),
@@ -223,9 +251,6 @@ class Miniature:
         )
         await asyncio.to_thread(train, recipe)
         shutil.rmtree(extended)
-
-    def _serve(self, model: Path) -> VLLMEngine:
-        return VLLMEngine.start(str(model), dtype="float32", seed=self.seed, kv_cache_bytes=2**29)
 
 
 def _slow(cell: Cell) -> bool:

@@ -11,15 +11,28 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from math import nan
+from math import isnan
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import Literal, Protocol
+
+import numpy as np
 
 from eval.datasets import at_most, load_questions
-from eval.metrics import Interval, Score, across_seeds, bootstrap, boundary_by_cot, cluster_bootstrap, score
+from eval.metrics import (
+    Interval,
+    Score,
+    Statistic,
+    across_seeds,
+    bootstrap_of,
+    cot_counts,
+    decisions_of,
+    mean_of,
+    score,
+)
 from eval.miniature import Cell, Miniature
 from eval.published import Claim, Column, Paper, Row, Table, papers, table
 from eval.run import evaluate
+from eval.scorers import wording
 from rag_train.errors import UserError
 from rag_train.progress import console
 from rag_train.retrieval.base import Retriever
@@ -38,27 +51,49 @@ STANDS_FOR: dict[str, str] = {
 """The kind of questions that a dataset is, in the mini world; those not here ask for one hop."""
 
 MODELS: dict[tuple[str, str, str], str] = {
+    ("cot", "sft", ""): "taught",
+    ("cot-rag", "sft", ""): "taught",
     ("deeprag", "sft", ""): "stage1",
     ("deeprag", "sft", "search.variant=most"): "stage1-most",
     ("deeprag", "sft", "search.variant=random"): "stage1-random",
     ("deeprag", "dpo", ""): "stage2",
     ("deeprag", "dpo", "pairs=all_nodes"): "stage2-all-nodes",
     ("deeprag", "dpo", "pairs=sentence_wise"): "stage2-sentence-wise",
+    ("dualrag", "sft", ""): "dualrag",
+    ("dualrag", "sft", "all but the Reasoner"): "dualrag-without-reasoner",
+    ("dualrag", "sft", "all but the Entity Identifier"): "dualrag-without-entities",
+    ("dualrag", "sft", "all but the Knowledge Summarizer"): "dualrag-without-summaries",
 }
-"""The model of a row by strategy, training and what is particular about that. All others use the base model; in the
-mini world, the one that was taught every format from gold annotations, for the base model cannot be prompted."""
+"""The model of a row by strategy, training and what is particular about that."""
+
+ROLES: dict[tuple[str, str, str], tuple[str, str]] = {("planrag", "sft", "the planner"): ("planner", "planrag")}
+"""The role that another model has, and that model, likewise."""
 
 SAME = {"mean": "em", "judge": "accuracy", "input_tokens": "prompt_tokens", "output_tokens": "completion_tokens"}
 """Measures that are another one of a `Score`: short answers need no judge."""
 
-SHARES = ("em", "f1", "accuracy", "compound", "success", "gold_precision", "gold_recall", "rouge2", "rouge_l")
+PERCENT = (*("em", "f1", "accuracy", "compound", "mean", "judge", "rouge2", "rouge_l"), "depth_share")
+PERCENT += ("success", "gold_precision", "gold_recall")
 """Measures that tables print in percent."""
 
+DEEP = 4
+"""This deep, or deeper, is the last class of the papers."""
 
-def measure(metric: str) -> str | None:
-    """What of a `Score` is meant; None where it is no mean over questions."""
-    name = SAME.get(metric, metric)
-    return name if name in Score.model_fields else None
+DECISIONS = ("decision_f1", "decision_accuracy", "balanced_accuracy", "mcc")
+UNMEASURED = {
+    "nouns": "a tagger",
+    "verbs": "a tagger",
+    "information_gain": "a judge",
+    "examples": "the factories' counts",
+}
+"""What cannot be counted from trajectories, and what it takes."""
+
+
+def statistic(metric: str) -> Statistic:
+    """Of the sums that `Reproduction` makes of a measure."""
+    if metric in DECISIONS:
+        return decisions_of(metric.removeprefix("decision_"))
+    return mean_of if metric != "depth_count" else lambda sums: sums[..., 0]
 
 
 Verdict = Literal["holds", "fails", "cannot be told apart", "not run"]
@@ -84,6 +119,22 @@ class Ordering(Record):
     """The differences in the paper, a column each."""
 
 
+@dataclass(frozen=True)
+class Side:
+    """A row in some columns of one metric."""
+
+    cells: tuple[Cell | None, ...]
+    """None: what cannot be had."""
+    metric: str
+    depth: int | None = None
+
+    @classmethod
+    def of(cls, sides: Sequence[Side]) -> Side:
+        """The same row in several columns, each cell once."""
+        cells = dict.fromkeys(cell for side in sides for cell in side.cells)
+        return replace(sides[0], cells=tuple(cells))
+
+
 @dataclass
 class Answers:
     """One cell over all seeds, in the seeds' order."""
@@ -99,8 +150,9 @@ class Answers:
 class Source(Protocol):
     """Who answers: one seed of the mini world, or real checkpoints."""
 
-    plain: ClassVar[str]
-    """The model of rows that are not trained."""
+    def plain(self, row: Row, table: Table) -> str | None:
+        """The model of a row that is not in `MODELS`; None if there is none."""
+        ...
 
     def kind(self, dataset: str) -> str:
         """The name of the questions that stand for a dataset."""
@@ -114,7 +166,16 @@ class Source(Protocol):
 
 
 class MiniSource(Miniature):
-    plain: ClassVar[str] = "taught"
+    def plain(self, row: Row, table: Table) -> str | None:
+        """The model that was taught every format from gold annotations, for the base model cannot be prompted; but
+        CoT as pretrained where it is fine-tuned, too, and for the papers' small model that a large one's data
+        makes better, the student. Nothing here is on the web."""
+        if row.strategy == "levelrag-web" or row.retriever == "web":
+            return None
+        tuned = {other.strategy for other in table.rows if other.group == row.group and other.trained == "sft"}
+        if "dualrag" in tuned:
+            return "student"
+        return "base" if row.strategy in tuned & {"cot", "cot-rag"} else "taught"
 
     def kind(self, dataset: str) -> str:
         return STANDS_FOR.get(dataset, "single")
@@ -124,8 +185,6 @@ class MiniSource(Miniature):
 class Checkpoints:
     """Real models by role (``base``, and the values of `MODELS`), on question files by dataset."""
 
-    plain: ClassVar[str] = "base"
-
     models: Mapping[str, str]
     files: Mapping[str, Path]
     kit: KitConfig
@@ -133,6 +192,9 @@ class Checkpoints:
     sample: int | None
     seed: int
     work: Path
+
+    def plain(self, row: Row, table: Table) -> str | None:
+        return "base"
 
     def kind(self, dataset: str) -> str:
         return dataset
@@ -143,7 +205,7 @@ class Checkpoints:
     async def answers(self, cells: Iterable[Cell]) -> dict[Cell, list[Trajectory]]:
         by_model: dict[str, list[Cell]] = {}
         for cell in dict.fromkeys(cells):
-            if cell.model in self.models and cell.kind in self.files:
+            if cell.model in self.models and cell.kind in self.files and cell.role is None:
                 by_model.setdefault(cell.model, []).append(cell)
         out: dict[Cell, list[Trajectory]] = {}
         for model, some in by_model.items():
@@ -169,8 +231,8 @@ class Reproduction:
 
     async def run(self, tables: Iterable[Table]) -> None:
         wanted = dict.fromkeys(cell for one in tables for cell in self.cells(one))
-        for kind in {cell.kind: None for cell in wanted}:
-            wanted[Cell(self.sources[0].plain, "cot", kind)] = None  # what the model knows, for Table 3 of DeepRAG
+        # What the model knows, for Table 3 of DeepRAG.
+        wanted |= dict.fromkeys(_cot(cell.kind) for cell in wanted)
         for source in self.sources:
             for cell, trajectories in (await source.answers(wanted)).items():
                 answers = self.answers.setdefault(cell, Answers([], []))
@@ -182,125 +244,138 @@ class Reproduction:
         names = [column.dataset] if column.dataset else [c.dataset for c in columns if c.dataset] or ["hotpotqa"]
         return list(dict.fromkeys(self.sources[0].kind(n) for name in names if name for n in name.split("+")))
 
-    def cell(self, row: Row, kind: str) -> Cell | None:
-        """None where we have no such strategy. Nothing in the mini world is on the web."""
-        if row.strategy is None or (row.strategy == "levelrag-web" and self.sources[0].plain == "taught"):
+    def cell(self, row: Row, table: Table, kind: str) -> Cell | None:
+        """None where we have no such strategy, or nobody to answer by it."""
+        if row.strategy is None:
             return None
         strategy = row.strategy.partition("-")[0].partition(",")[0]
-        return Cell(MODELS.get((strategy, row.trained, row.training), self.sources[0].plain), row.strategy, kind)
+        model = MODELS.get((row.strategy, row.trained, row.training)) or MODELS.get(
+            (strategy, row.trained, row.training)
+        )
+        plain = self.sources[0].plain(row, table)
+        if plain is None:
+            return None
+        return Cell(model or plain, row.strategy, kind, ROLES.get((strategy, row.trained, row.training)))
 
     def cells(self, one: Table) -> Iterator[Cell]:
         for column in one.columns:
             for row, kind in product(one.rows, self.kinds(column, one.columns)):
-                if cell := self.cell(row, kind):
+                if cell := self.cell(row, one, kind):
                     yield cell
 
-    def measured(self, row: Row, column: Column, columns: Sequence[Column]) -> Interval | None:
+    def measured(self, row: Row, column: Column, table: Table) -> Interval | None:
         """Mean and interval over the seeds, or over the questions of one; None where there is nothing to measure.
 
         Shares are in percent.
         """
-        cells = [self.cell(row, kind) for kind in self.kinds(column, columns)]
-        there = [cell for cell in cells if cell and cell in self.answers]
-        if len(there) < len(cells):
+        side = self._side(row, column, table)
+        if column.metric in UNMEASURED or not all(cell in self.answers for cell in side.cells):
             return None
-        found = [self.answers[cell] for cell in there]
-        name = measure(column.metric)
-        scale = 100.0 if name in SHARES else 1.0
-        if name and len(self.sources) == 1:
-            values = [getattr(s, name) for one in found for s in one.scores[0]]
-            return (
-                bootstrap([scale * v for v in values if v is not None])
-                if any(v is not None for v in values)
-                else None
+        of = statistic(column.metric)
+        if len(self.sources) == 1:
+            found = bootstrap_of(self._addends(side, 0), of, None)
+        else:
+            found = across_seeds(
+                [float(of(self._addends(side, seed).sum(axis=0))) for seed in range(len(self.sources))]
             )
-        by_seed = [self._value(column.metric, there, i) for i in range(len(self.sources))]
-        values = [scale * value for value in by_seed if value is not None]
-        if len(values) < len(by_seed):
-            return None
-        return across_seeds(values) if len(values) > 1 else Interval(mean=values[0], lo=nan, hi=nan)
+        scale = 100.0 if column.metric in PERCENT else 1.0
+        found = Interval(mean=scale * found.mean, lo=scale * found.lo, hi=scale * found.hi)
+        return None if isnan(found.mean) else found
 
-    def _value(self, metric: str, cells: Sequence[Cell], seed: int) -> float | None:
-        found = [self.answers[cell] for cell in cells]
-        scores = [score for one in found for score in one.scores[seed]]
-        if name := measure(metric):
-            return _mean([value for s in scores if (value := getattr(s, name)) is not None])
-        match metric:
-            case "retrievals_correct" | "retrievals_incorrect":
-                right = metric == "retrievals_correct"
-                return _mean([s.retrievals for s in scores if bool(s.em) is right])
+    def _side(self, row: Row, column: Column, table: Table) -> Side:
+        cells = [self.cell(row, table, kind) for kind in self.kinds(column, table.columns)]
+        return Side(tuple(cells), column.metric, row.depth if row.depth is not None else column.depth)
+
+    def _addends(self, side: Side, seed: int) -> np.ndarray:
+        """What each question adds to the sums of a measure (`statistic`), of shape (questions, sums)."""
+        return np.concatenate([self._of_cell(side, cell, seed) for cell in side.cells if cell])
+
+    def _of_cell(self, side: Side, cell: Cell, seed: int) -> np.ndarray:
+        asked, answered = self.answers[cell].questions[seed], self.answers[cell].trajectories[seed]
+        scores = self.answers[cell].scores[seed]
+        match side.metric:
             case "decision_f1" | "decision_accuracy" | "balanced_accuracy" | "mcc":
-                counts = [
-                    boundary_by_cot(one.questions[seed], one.trajectories[seed], self._cot(cell.kind, seed))
-                    for cell, one in zip(cells, found, strict=True)
-                ]
-                return getattr(sum(counts[1:], start=counts[0]), metric.removeprefix("decision_"))
-            case _:
-                return None
-
-    def _cot(self, kind: str, seed: int) -> list[Trajectory]:
-        """What the plain model answers without retrieving, which `run` always asks."""
-        return self.answers[Cell(self.sources[0].plain, "cot", kind)].trajectories[seed]
+                cot = self.answers[_cot(cell.kind)].trajectories[seed]
+                rows = [counts.table for counts in cot_counts(asked, answered, cot)]
+            case "retrievals_correct" | "retrievals_incorrect":
+                right = side.metric == "retrievals_correct"
+                rows = [(s.retrievals, 1) if bool(s.em) is right else (0, 0) for s in scores]
+            case "depth_share" | "depth_count":
+                rows = [(min(s.depth, DEEP) == side.depth, 1) for s in scores]
+            case "wh_words" | "conjunctions":
+                words = [wording(trajectory) for trajectory in answered]
+                rows = [(wh if side.metric == "wh_words" else conjunctions, n) for n, wh, conjunctions in words]
+            case metric:
+                values = [getattr(s, SAME.get(metric, metric)) for s in scores]
+                rows = [(value or 0, value is not None) for value in values]
+        return np.array(rows, dtype=np.float64)
 
     def orderings(self, name: str, paper: Paper, tables: Sequence[str]) -> list[Ordering]:
         """Every ordering that the paper claims of ``tables``, one for each pair of rows and each metric."""
-        out: dict[tuple[str, str, str, str], Ordering] = {}
+        out: dict[tuple[str, str, str, Side, Side], Ordering] = {}
         for claim in paper.claims:
             if claim.table not in tables:
                 continue
-            for better, worse in paper.pairs(claim):
-                for metric in self._metrics(paper, claim):
-                    ordering = self._ordering(name, paper, claim, better, worse, metric)
-                    out.setdefault((claim.id, better.name, worse.name, metric), ordering)
+            first, second = paper.tables[claim.table], paper.tables[claim.worse_table or claim.table]
+            for (better, worse), columns in product(paper.pairs(claim), _by_metric(paper, claim)):
+                sides = (
+                    Side.of([self._side(better, a, first) for a, _ in columns]),
+                    Side.of([self._side(worse, b, second) for _, b in columns]),
+                )
+                key = claim.id, better.name, worse.name, *sides
+                if key not in out:  # rows of several backbone models are one here
+                    out[key] = self._ordering(name, paper, claim, better, worse, columns, *sides)
         return list(out.values())
 
-    @staticmethod
-    def _metrics(paper: Paper, claim: Claim) -> list[str]:
-        known = {column.id: column for column in paper.tables[claim.table].columns}
-        return list(dict.fromkeys(known[id].metric for id, _ in paper.columns(claim)))
-
-    def _ordering(self, name: str, paper: Paper, claim: Claim, better: Row, worse: Row, metric: str) -> Ordering:
-        columns = {c.id: c for c in paper.tables[claim.table].columns}
-        used = [columns[id] for id, _ in paper.columns(claim) if columns[id].metric == metric]
-        kinds = dict.fromkeys(kind for c in used for kind in self.kinds(c, list(columns.values())))
+    def _ordering(
+        self,
+        name: str,
+        paper: Paper,
+        claim: Claim,
+        better: Row,
+        worse: Row,
+        columns: list[tuple[Column, Column]],
+        first: Side,
+        second: Side,
+    ) -> Ordering:
+        used = {a.id for a, _ in columns}
         printed = [
             c.difference
             for c in paper.comparisons(claim)
-            if (c.better, c.worse) == (better, worse) and (not c.column or columns[c.column].metric == metric)
+            if (c.better, c.worse) == (better, worse) and (not c.column or c.column in used)
         ]
+        metrics = list(dict.fromkeys(column.metric for column in columns[0]))
 
-        def verdict(verdict, why: str = "", difference: Interval | None = None) -> Ordering:
+        def verdict(verdict: Verdict, why: str = "", difference: Interval | None = None) -> Ordering:
             return Ordering(
                 paper=name,
                 claim=claim.id,
                 text=claim.text,
                 section=claim.section,
                 table=claim.table,
-                better=better.name,
-                worse=worse.name,
-                metric=metric,
+                better=_called(better, first),
+                worse=_called(worse, second),
+                metric=" against ".join(metrics),
                 difference=difference,
                 verdict=verdict,
                 why=why,
                 printed=printed,
             )
 
-        pairs = [(self.cell(better, kind), self.cell(worse, kind)) for kind in kinds]
-        if claim.worse_columns or claim.worse_table:
-            return verdict("not run", "it compares two different columns or tables")
-        if not (name_of := measure(metric)):
-            return verdict("not run", f"{metric} is no mean over questions")
-        if any(cell is None or cell not in self.answers for pair in pairs for cell in pair):
-            missing = worse if better.strategy else better
-            return verdict("not run", f"nothing here is {missing.name!r}")
-        if any(a == b for a, b in pairs):
+        for metric in metrics:
+            if metric in UNMEASURED:
+                return verdict("not run", f"{metric} takes {UNMEASURED[metric]}")
+        for row, side in ((better, first), (worse, second)):
+            if not all(cell in self.answers for cell in side.cells):
+                return verdict("not run", f"nothing here is {row.name!r}")
+        if first == second:
             return verdict("not run", "one and the same here")
-        difference = self._difference([(a, b) for a, b in pairs if a and b], name_of)
-        if difference is None:
-            return verdict("not run", f"{metric} does not apply to these questions")
+        difference = self._difference(first, second)
+        if isnan(difference.mean):
+            return verdict("not run", f"{' or '.join(metrics)} does not apply to these questions")
         margin = claim.margin or 0.0
         if claim.kind == "within":
-            scaled = margin / 100 if name_of in SHARES else margin
+            scaled = margin / 100 if metrics[0] in PERCENT else margin
             if -scaled <= difference.lo and difference.hi <= scaled:
                 return verdict("holds", difference=difference)
             apart = difference.lo > scaled or difference.hi < -scaled
@@ -308,22 +383,49 @@ class Reproduction:
         lo, hi = (difference.lo, difference.hi) if claim.kind == "higher" else (-difference.hi, -difference.lo)
         return verdict("holds" if lo > 0 else "fails" if hi < 0 else "cannot be told apart", difference=difference)
 
-    def _difference(self, pairs: Sequence[tuple[Cell, Cell]], name: str) -> Interval | None:
-        differences, clusters = [], []
-        for a, b in pairs:
-            first, second = self.answers[a], self.answers[b]
-            for i, (x, y, asked) in enumerate(zip(first.scores, second.scores, first.questions, strict=True)):
-                for one, other, question in zip(x, y, asked, strict=True):
-                    left, right = getattr(one, name), getattr(other, name)
-                    if left is not None and right is not None:
-                        differences.append(left - right)
-                        about = question.decomposition[0].entity if question.decomposition else question.id
-                        clusters.append(f"{i}/{about}")
-        return cluster_bootstrap(differences, clusters) if differences else None
+    def _difference(self, first: Side, second: Side) -> Interval:
+        """The first's measure less the second's; what is of one seed and about one film or person is resampled
+        together."""
+        a, b = (
+            np.concatenate([self._addends(side, seed) for seed in range(len(self.sources))])
+            for side in (first, second)
+        )
+        # The sums of both sides stand in one row, so that whatever is known of a cluster is drawn with it.
+        width = a.shape[1]
+        rows = np.zeros((len(a) + len(b), width + b.shape[1]))
+        rows[: len(a), :width] = a
+        rows[len(a) :, width:] = b
+        x, y = statistic(first.metric), statistic(second.metric)
+        clusters = [*self._clusters(first), *self._clusters(second)]
+        return bootstrap_of(rows, lambda sums: x(sums[..., :width]) - y(sums[..., width:]), clusters)
+
+    def _clusters(self, side: Side) -> Iterator[str]:
+        for seed, cell in product(range(len(self.sources)), filter(None, side.cells)):
+            for question in self.answers[cell].questions[seed]:
+                about = question.decomposition[0].entity if question.decomposition else ""
+                yield f"{seed}/{about or question.id}"
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _by_metric(paper: Paper, claim: Claim) -> list[list[tuple[Column, Column]]]:
+    """The columns that are compared, for the better rows and for the worse, those of one metric together."""
+    better, worse = (
+        {column.id: column for column in paper.tables[id].columns}
+        for id in (claim.table, claim.worse_table or claim.table)
+    )
+    out: dict[tuple[str, str], list[tuple[Column, Column]]] = {}
+    for a, b in paper.columns(claim):
+        out.setdefault((better[a].metric, worse[b].metric), []).append((better[a], worse[b]))
+    return list(out.values())
+
+
+def _called(row: Row, side: Side) -> str:
+    """In the mini world, the student stands for the smaller of two backbone models."""
+    return f"{row.name} (student)" if any(cell and cell.model == "student" for cell in side.cells) else row.name
+
+
+def _cot(kind: str) -> Cell:
+    """What the base model answers without retrieving."""
+    return Cell("base", "cot", kind)
 
 
 def chosen_tables(paper: str | None, id: str | None) -> list[tuple[str, str, Table]]:

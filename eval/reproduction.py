@@ -13,6 +13,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from eval.metrics import Interval
+from eval.miniature import Cell
 from eval.published import Row, papers
 from eval.published import Table as Published
 from eval.report import template
@@ -57,7 +58,13 @@ def reproduce(paper: str | None, id: str | None, sources: Sequence[Source], outp
     """
     tables = chosen_tables(paper, id)
     reproduction = Reproduction(sources)
-    asyncio.run(reproduction.run(one for _, _, one in tables))
+    compared = [  # what claims about these tables compare with
+        papers()[name].tables[claim.worse_table]
+        for name, tid, _ in tables
+        for claim in papers()[name].claims
+        if claim.table == tid and claim.worse_table
+    ]
+    asyncio.run(reproduction.run([*(one for _, _, one in tables), *compared]))
     pages = [beside(name, tid, one, reproduction) for name, tid, one in tables]
     orderings = [
         ordering
@@ -79,14 +86,16 @@ def reproduce(paper: str | None, id: str | None, sources: Sequence[Source], outp
 def beside(name: str, id: str, one: Published, reproduction: Reproduction) -> Table:
     """A table with each printed number (the mean over backbone models) and ours."""
     rows = []
-    for key in dict.fromkeys(map(_key, one.rows)):
-        same = [row for row in one.rows if _key(row) == key]
+    by_cell: dict[tuple[str, Cell | None], list[Row]] = {}
+    for row in one.rows:  # those of other backbone models are one here
+        by_cell.setdefault((row.name, reproduction.cell(row, one, "")), []).append(row)
+    for (called, cell), same in by_cell.items():
         cells = []
         for i, column in enumerate(one.columns):
             numbers = [value for row in same if (value := row.values[i]) is not None]
             theirs = f"{sum(numbers) / len(numbers):.4g}" if numbers else "-"
-            cells.append(f"{theirs} / {shown(reproduction.measured(same[0], column, one.columns))}")
-        rows.append([same[0].name, *cells])
+            cells.append(f"{theirs} / {shown(reproduction.measured(same[0], column, one))}")
+        rows.append([f"{called} (student)" if cell and cell.model == "student" else called, *cells])
     return Table(
         title=f"{name}, {id}",
         caption=f"{one.title} Printed (mean over backbone models) / measured, with its 95% interval.",
@@ -94,11 +103,6 @@ def beside(name: str, id: str, one: Published, reproduction: Reproduction) -> Ta
         rows=rows,
         notes=[one.note] if one.note else [],
     )
-
-
-def _key(row: Row) -> tuple[str, str | None, str, str]:
-    """What makes a row another one than those of other backbone models."""
-    return row.name, row.strategy, row.trained, row.training
 
 
 def shown(interval: Interval | None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from eval.miniature import KINDS, Cell
-from eval.reproduce import MODELS, STANDS_FOR, Reproduction, chosen_tables
+from eval.reproduce import MODELS, UNMEASURED, MiniSource, Reproduction, chosen_tables
 from eval.reproduction import claimed, reproduce, shown
 from rag_train.errors import UserError
 from rag_train.schema import Decision, Question, Step, Trajectory
@@ -17,13 +17,10 @@ from rag_train.schema import Decision, Question, Step, Trajectory
 class Scripted:
     """A source whose cells are right where ``right(cell, i)`` says so, over 40 questions of every kind."""
 
-    plain = "taught"
-
     def __init__(self, right: Callable[[Cell, int], bool], missing: str = ""):
         self.right, self.missing = right, missing
 
-    def kind(self, dataset: str) -> str:
-        return STANDS_FOR.get(dataset, "single")
+    plain, kind = MiniSource.plain, MiniSource.kind
 
     def questions(self, kind: str) -> list[Question]:
         return [Question(id=f"{kind}-{i}", question=f"{kind} {i}?", answers=["yes"]) for i in range(40)]
@@ -38,7 +35,8 @@ class Scripted:
                 question=q.question,
                 strategy=cell.strategy,
                 answer="yes" if self.right(cell, i) else "no",
-                steps=[Step(subquery="?", decision=Decision.RETRIEVE)] * (2 if cell.model == "taught" else 1),
+                steps=[Step(subquery="?", decision=Decision.RETRIEVE)]
+                * {"taught": 2, "stage1": 0}.get(cell.model, 1),
             )
             for i, q in enumerate(self.questions(cell.kind))
         ]
@@ -86,7 +84,57 @@ def test_every_table_of_the_five_papers_can_be_asked_for():
     reproduction = Reproduction([Scripted(deeprag_wins)])
     cells = {cell for _, _, one in tables for cell in reproduction.cells(one)}
     assert {cell.kind for cell in cells} == set(KINDS)
-    assert {cell.model for cell in cells} == {"taught", *MODELS.values()}
+    assert {cell.model for cell in cells} == {"base", "student", *MODELS.values()}
+    assert {cell.role for cell in cells} == {None, ("planner", "planrag")}
+
+
+def outcomes(paper: str, table: str, right, tmp_path) -> dict[tuple[str, str, str], tuple[str, float]]:
+    found = reproduce(paper, table, [Scripted(right), Scripted(right)], tmp_path)
+    return {
+        (o.better, o.worse, o.metric): (o.verdict, o.difference.mean if o.difference else float("nan"))
+        for o in found
+    }
+
+
+def test_decisions_are_compared_by_their_measures_of_all_questions(tmp_path):
+    # CoT knows every fourth question. All retrieve always, the first stage never.
+    found = outcomes("deeprag", "table3", lambda cell, i: cell.strategy == "cot" and i % 4 == 0, tmp_path)
+    assert found["DeepRAG", "FLARE", "decision_f1"] == ("cannot be told apart", 0)
+    assert found["DeepRAG", "DeepRAG-Imi", "decision_f1"] == ("fails", pytest.approx(-0.4))
+    assert found["DeepRAG", "DeepRAG-Imi", "balanced_accuracy"] == ("cannot be told apart", 0)
+
+
+def test_two_columns_of_a_row_and_rows_of_two_tables_are_compared(tmp_path):
+    found = outcomes("deeprag", "table2", lambda cell, i: i % 2 == 0, tmp_path)
+    assert found["DeepRAG", "DeepRAG", "retrievals_correct against retrievals_incorrect"][1] == 0
+    found = outcomes("dualrag", "table15", lambda cell, i: "rerank" in cell.strategy, tmp_path)
+    assert found["w/o rerank", "w/o EI", "accuracy"] == ("holds", 1)
+
+
+def test_depths_are_shares_of_plans(tmp_path):
+    found = outcomes("planrag", "table1", lambda cell, i: True, tmp_path)  # two rounds each, and no plan
+    assert found["Depth 2", "Depth 0", "depth_share"] == ("holds", 1)
+    [row] = [r for r in (tmp_path / "reproduction.md").read_text().splitlines() if r.startswith("| Depth 2 |")]
+    assert [cell.replace("\\", "").strip() for cell in row.split("|")[2:4]] == [
+        "79.5 / 100 [100, 100]",
+        "5884 / 40 [40, 40]",
+    ]
+
+
+def test_the_student_stands_for_the_smaller_model_that_is_fine_tuned(tmp_path):
+    found = outcomes("dualrag", "table2", lambda cell, i: cell.model == "dualrag", tmp_path)
+    assert found["DualRAG-FT", "DualRAG (student)", "em"] == ("holds", 1)
+    assert found["DualRAG", "Direct", "em"] == found["DualRAG (student)", "Direct (student)", "em"]
+    found = outcomes("planrag", "table5", lambda cell, i: cell.role is None, tmp_path)
+    assert found["Plan8B", "Plan4o", "accuracy"] == ("fails", -1)
+
+
+def test_only_what_trajectories_do_not_show_is_not_run(tmp_path):
+    whys = {o.why for o in reproduce(None, None, [Scripted(deeprag_wins)], tmp_path) if o.verdict == "not run"}
+    expected = {*(f"{name} takes {what}" for name, what in UNMEASURED.items()), "one and the same here"}
+    assert {
+        why for why in whys if not why.startswith("nothing here is") and "does not apply" not in why
+    } <= expected
 
 
 def test_unknown_tables_name_the_nearest():

@@ -47,6 +47,8 @@ class Column(Record):
     dataset: str | None = None
     """Key of `eval.datasets`, several joined by ``+`` where their mean is meant; None: all of the table's."""
     metric: Metric
+    depth: int | None = None
+    """Of plans, where columns differ in it; 4: or more."""
 
 
 class Row(Record):
@@ -64,6 +66,8 @@ class Row(Record):
     """What is particular about that training: a recipe's setting, or the modules that were trained."""
     retriever: Retriever | None = None
     """Where rows of one table differ in it."""
+    depth: int | None = None
+    """Of plans, where rows differ in it; 4: or more."""
     values: list[FiniteFloat | None]
     """In the order of the columns; None: not reported."""
     note: str = ""
