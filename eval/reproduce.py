@@ -29,7 +29,7 @@ from eval.metrics import (
     mean_of,
     score,
 )
-from eval.miniature import Cell, Miniature
+from eval.miniature import KINDS, Cell, Miniature
 from eval.published import Claim, Column, Paper, Row, Table, papers, table
 from eval.run import evaluate
 from eval.scorers import wording
@@ -150,6 +150,10 @@ class Answers:
 class Source(Protocol):
     """Who answers: one seed of the mini world, or real checkpoints."""
 
+    def about(self) -> list[str]:
+        """What a reader should know of the numbers, a sentence or more each."""
+        ...
+
     def plain(self, row: Row, table: Table) -> str | None:
         """The model of a row that is not in `MODELS`; None if there is none."""
         ...
@@ -166,6 +170,27 @@ class Source(Protocol):
 
 
 class MiniSource(Miniature):
+    def about(self) -> list[str]:
+        stands = {kind: [name for name, its in STANDS_FOR.items() if its == kind] for kind in KINDS}
+        return [
+            "In miniature: films and people that are made up, and models of about one million parameters that were "
+            "pretrained on about half of the facts about them. Numbers are not comparable with the printed ones.",
+            "A dataset stands for what is asked in it: "
+            + "; ".join(f"{' and '.join(names)} for {KINDS[kind]}" for kind, names in stands.items() if names)
+            + f"; all others for {KINDS['single']}. {self.settings.questions} questions of each kind and seed, on "
+            "films and people that no training question mentions.",
+            "DeepRAG's stages are trained as the paper has it, on what its search finds. A model of that size cannot "
+            "be prompted: all other systems and baselines run on one that was taught every format from "
+            f"{self.settings.lessons} annotated training questions, so their rows say what a method does once its "
+            "modules are followed, not how well a model follows prompts.",
+            f"The student was taught with {self.settings.few} questions instead; it stands for the small model of "
+            f"DualRAG, and is fine-tuned on what the first makes of {self.settings.taught} questions, as is "
+            "PlanRAG's planner. CoT is the pretrained model's own, CoT* the taught one's.",
+            "Sparse and dense searchers are both BM25 (Lucene's syntax, and plain), for words are all the meaning "
+            "there is. Nothing is on the web. The proxy of what a model knows (DeepRAG, Table 3) is the pretrained "
+            "model's CoT.",
+        ]
+
     def plain(self, row: Row, table: Table) -> str | None:
         """The model that was taught every format from gold annotations, for the base model cannot be prompted; but
         CoT as pretrained where it is fine-tuned, too, and for the papers' small model that a large one's data
@@ -192,6 +217,12 @@ class Checkpoints:
     sample: int | None
     seed: int
     work: Path
+
+    def about(self) -> list[str]:
+        models = ", ".join(f"{name} is {model}" for name, model in self.models.items())
+        files = ", ".join(f"{name} from {path.name}" for name, path in self.files.items())
+        sample = "all" if self.sample is None else str(self.sample)
+        return [f"Models: {models}.", f"Questions: {files}, {sample} of each (seed {self.seed})."]
 
     def plain(self, row: Row, table: Table) -> str | None:
         return "base"

@@ -72,9 +72,10 @@ def reproduce(paper: str | None, id: str | None, sources: Sequence[Source], outp
         for ordering in reproduction.orderings(name, papers()[name], [tid for n, tid, _ in tables if n == name])
     ]
     claims = claims_table(claimed(orderings))
-    text = "\n".join(page.markdown() for page in [claims, *pages])
+    about = sources[0].about()
+    text = "\n".join([*(f"{line}\n" for line in about), *(page.markdown() for page in [claims, *pages])])
     dumped = json.dumps([ordering.model_dump(mode="json") for ordering in orderings], indent=1)
-    for suffix, content in (("md", text), ("json", dumped + "\n"), ("html", page_of(orderings, pages))):
+    for suffix, content in (("md", text), ("json", dumped + "\n"), ("html", page_of(orderings, pages, about))):
         write_text(output / f"reproduction.{suffix}", content)
     for page in pages if id else []:
         console.print(page.rich())
@@ -134,7 +135,7 @@ def claims_table(claims: Sequence[Claimed]) -> Table:
     )
 
 
-def page_of(orderings: Sequence[Ordering], tables: Sequence[Table]) -> str:
+def page_of(orderings: Sequence[Ordering], tables: Sequence[Table], about: Sequence[str]) -> str:
     """One HTML file that needs no network."""
     claims = claimed(orderings)
     return template("reproduction.html.jinja").render(
@@ -143,6 +144,7 @@ def page_of(orderings: Sequence[Ordering], tables: Sequence[Table]) -> str:
             for name in dict.fromkeys(claim.first.paper for claim in claims)
         },
         total=Counter(claim.verdict for claim in claims),
+        about=about,
         tables=[Markup(table.html()) for table in tables],
         shown=shown,
         tone={"holds": "right", "fails": "wrong"},

@@ -22,6 +22,9 @@ class Scripted:
 
     plain, kind = MiniSource.plain, MiniSource.kind
 
+    def about(self) -> list[str]:
+        return ["Scripted & right."]
+
     def questions(self, kind: str) -> list[Question]:
         return [Question(id=f"{kind}-{i}", question=f"{kind} {i}?", answers=["yes"]) for i in range(40)]
 
@@ -68,7 +71,7 @@ def test_what_cannot_be_run_is_said_and_not_left_out(tmp_path):
     written = json.loads((tmp_path / "reproduction.json").read_text())
     assert {o["claim"] for o in written} == {c for c, _ in found} | {o["claim"] for o in written}
     page = (tmp_path / "reproduction.html").read_text()
-    assert "nothing here is &#39;FLARE&#39;" in page
+    assert "nothing here is &#39;FLARE&#39;" in page and "Scripted &amp; right." in page
 
 
 def test_tables_stand_beside_the_printed_ones(tmp_path):
