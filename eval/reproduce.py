@@ -179,8 +179,8 @@ class MiniSource(Miniature):
             + "; ".join(f"{' and '.join(names)} for {KINDS[kind]}" for kind, names in stands.items() if names)
             + f"; all others for {KINDS['single']}. {self.settings.questions} questions of each kind and seed, on "
             "films and people that no training question mentions.",
-            "DeepRAG's stages are trained as the paper has it, on what its search finds. A model of that size cannot "
-            "be prompted: all other systems and baselines run on one that was taught every format from "
+            "DeepRAG's stages are trained as the paper has it, on what its search finds. A model of this kind "
+            "cannot be prompted: all other systems and baselines run on one that was taught every format from "
             f"{self.settings.lessons} annotated training questions, so their rows say what a method does once its "
             "modules are followed, not how well a model follows prompts.",
             f"The student was taught with {self.settings.few} questions instead; it stands for the small model of "
