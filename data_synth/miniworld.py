@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from rag_train.miniworld.text import END, TextSource
 from rag_train.miniworld.world import World
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import GoldStep, Passage, Question, Segment, SFTRecord
+
+JSON = re.compile(r'\{|\[[\["{\]]')
+"""How it begins; Self-RAG's tokens are in brackets, too."""
 
 
 async def lessons(
@@ -82,7 +86,7 @@ async def _found(retriever: AsyncRetriever, question: Question, passages: int) -
 def spaced(record: SFTRecord) -> SFTRecord:
     """JSON strings begin with a space: in the model's vocabulary, a name is one token only after one."""
     *lead, answer = record.segments
-    if answer.text[0] not in "[{":
+    if not JSON.match(answer.text):
         return record
     text = json.dumps(_with_space(json.loads(answer.text)), separators=(",", ":"), ensure_ascii=False) + "\n"
     segments = [*lead, Segment(text=text, trained=True)]

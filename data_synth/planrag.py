@@ -57,6 +57,12 @@ def gold_records(
         return []
     out = Gold(question, instructions)
     out.add(planrag.PLAN, planrag.plan_fields(question.question), planrag.drafts(plan))
+    if not plan.nodes:  # the question is answered as it is
+        passages, answer = found[question.question], question.answers[0]
+        if all(step.known for step in question.decomposition) or says(passages, answer):
+            out.add(
+                planrag.ANSWER, planrag.answer_fields(question.question, passages, []), Response(Response=answer)
+            )
     filled: dict[str, tuple[str, str]] = {}
     for node in plan.nodes:
         known = [(parent, *filled[parent]) for parent in node.parents]

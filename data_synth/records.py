@@ -48,6 +48,22 @@ class Gold(list[SFTRecord]):
         id = f"{self._question.id}/{place}" if place != "" else self._question.id
         self.append(task_record(task, fields, answer, id=id, source=source, instructions=self._instructions))
 
+    def write(self, name: str, segments: Sequence[Segment | tuple[str, bool]], place: int | str) -> None:
+        """Appends an example of what is no `Task`: texts, each with whether it is trained; the first is the
+        prompt."""
+        parts = [part if isinstance(part, Segment) else Segment(text=part[0], trained=part[1]) for part in segments]
+        head, *rest = parts
+        self.append(
+            SFTRecord(
+                id=f"{self._question.id}/{place}/{name}",
+                prompt=head.text,
+                completion="".join(segment.text for segment in rest),
+                segments=rest,
+                source="gold",
+                task=name,
+            )
+        )
+
 
 async def retrieved(retriever: AsyncRetriever, question: Question, k: int) -> dict[str, list[Passage]]:
     """The passages of the question and of each hop's subquery, by query."""

@@ -31,7 +31,7 @@ RUNS: dict[str, tuple[str, str, str]] = {
     "dualrag, without reasoner": ("dualrag", "dualrag-without-reasoner", ""),
     "dualrag, without entities": ("dualrag", "dualrag-without-entities", ""),
     "dualrag, without summaries": ("dualrag", "dualrag-without-summaries", ""),
-    "adaptive-rag, compound": ("adaptive-rag", "iterative", ""),
+    "adaptive-rag, compound": ("adaptive-rag", "taught", ""),
     "hanrag, teacher": ("hanrag", "taught", ""),
     "hanrag, student": ("hanrag", "taught", "student"),
     "hanrag, fine-tuned": ("hanrag", "taught", "hanrag"),

@@ -30,6 +30,7 @@ from rag_train.retrieval.bm25 import BM25Index
 from rag_train.retrieval.lucene import LuceneIndex
 from rag_train.schema import Question, SFTRecord, Trajectory
 from rag_train.strategies.base import Kit
+from rag_train.strategies.baselines import selfrag
 from rag_train.train import RESULT, train
 from rag_train.training.config import TrainRecipe
 
@@ -180,7 +181,7 @@ class Miniature:
         elif name in ("taught", "student"):
             n = self.settings.lessons if name == "taught" else self.settings.few
             records = await lessons(
-                self.world, self.retriever, questions=n, compounds=n // 2, readings=n * 15, repeats=n * 8
+                self.world, self.retriever, questions=n, compounds=n // 2, readings=n * 15, repeats=n * 4
             )
             await self._fine_tune("base", records, directory)
         else:
@@ -237,7 +238,8 @@ class Miniature:
         data = self.folder / f"{output.name}.jsonl"
         data.write_text("".join(f"{record.model_dump_json()}\n" for record in records), encoding="utf-8")
         extended = self.folder / f"{output.name}-extended"
-        with_words(model, (record.prompt + record.completion for record in records), extended)
+        texts = (record.prompt + record.completion for record in records)
+        with_words(model, texts, extended, selfrag.TOKENS)
         recipe = TrainRecipe(
             stage="sft",
             model=str(extended),

@@ -6,14 +6,14 @@ few of these, is fine-tuned on what the teacher makes of training questions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from data_synth import baselines, compound, dualrag, factories, hanrag
+from data_synth import compound, dualrag, factories, hanrag
 from data_synth.miniworld import spaced
 from data_synth.recipes import Capability, DualRAGRecipe, HANRAGRecipe, PlanRAGRecipe, RouteSizes, TeacherRecipe
-from data_synth.records import retrieved, task_record
+from data_synth.records import task_record
 from rag_train.formats import hanrag as revelator
 from rag_train.formats.tasks import Task
 from rag_train.schema import Question, SFTRecord
@@ -28,12 +28,11 @@ Student = Literal[
     "dualrag-without-summaries",
     "hanrag",
     "planrag",
-    "iterative",
     "examiner",
 ]
 """By what they were fine-tuned on: DualRAG's examples, or those of two of its capabilities (Table 4); HANRAG's
-Revelator; PlanRAG's planner. ``iterative`` and ``examiner`` learn from gold annotations what the teacher was never
-shown: IRCoT on compound questions, and writing and combining questions."""
+Revelator; PlanRAG's planner. ``examiner`` learns from gold annotations what the teacher was never shown, writing
+and combining questions."""
 
 REVELATOR: dict[str, Task] = {
     task.name: task
@@ -43,14 +42,12 @@ REVELATOR: dict[str, Task] = {
 
 def start(name: str) -> str:
     """The model that is fine-tuned."""
-    return "taught" if name in ("iterative", "examiner") else "student"
+    return "taught" if name == "examiner" else "student"
 
 
 async def examples(mini: Miniature, name: str) -> list[SFTRecord]:
     """What a `Student` is fine-tuned on."""
     match name.partition("-without-"):
-        case "iterative", _, _:
-            records = await _iterative(mini)
         case "examiner", _, _:
             records = _asking(mini)
         case "hanrag", _, _:
@@ -120,17 +117,6 @@ def _write(mini: Miniature, name: str, questions: Iterable[Question]) -> Path:
     path = mini.folder / f"{name}-questions.jsonl"
     path.write_text("".join(f"{question.model_dump_json()}\n" for question in questions), encoding="utf-8")
     return path
-
-
-async def _iterative(mini: Miniature) -> list[SFTRecord]:
-    """A complexity-routed iterative baseline on compound questions."""
-    records: list[SFTRecord] = []
-    for question in _compounds(mini):
-        several = question.model_copy(update={"type": ""})  # as any question of several hops
-        found = await retrieved(mini.retriever, several, 3)
-        made: Sequence[SFTRecord] = baselines.gold_records(several, found, instructions=False)
-        records += [record for record in made if record.task in ("ircot", "reader", "adaptive_rag")]
-    return records
 
 
 def _asking(mini: Miniature) -> list[SFTRecord]:

@@ -1,11 +1,14 @@
 """Training examples from gold annotations: of the mini world, and of files in the released shapes."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
+from replay import Replay
 
 from data_synth import baselines, dualrag, hanrag, levelrag, planrag
+from data_synth.records import says
 from eval.datasets import load_questions
 from rag_train.formats import dualrag as dual
 from rag_train.formats import hanrag as han
@@ -14,15 +17,22 @@ from rag_train.formats import reader
 from rag_train.formats.planrag import PLAN, PlanError
 from rag_train.formats.tasks import Task
 from rag_train.miniworld.world import World, WorldConfig
+from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.bm25 import BM25Index
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord
+from rag_train.strategies import build
+from rag_train.strategies.base import Kit
 from rag_train.strategies.baselines import (
     adaptive_rag,
+    auto_rag,
     genground,
     ircot,
     iter_retgen,
+    metarag,
     qd_rag,
+    rankrag,
     resp,
+    taare,
     two_hop,
     uar,
 )
@@ -88,7 +98,8 @@ def test_nothing_is_taught_that_is_neither_read_nor_known(world: World):
 
 def test_baselines_are_taught_what_they_ask(world: World):
     index = BM25Index.build(world.corpus())
-    modules = (adaptive_rag, genground, ircot, iter_retgen, qd_rag, resp, two_hop, uar)
+    modules = (adaptive_rag, auto_rag, genground, ircot, iter_retgen, metarag, qd_rag, rankrag, resp, taare)
+    modules += (two_hop, uar)
     tasks = {task.name: task for module in modules for task in vars(module).values() if isinstance(task, Task)}
     seen = set()
     for question in [*world.questions("dev")[:80], *world.compounds("dev", 10)]:
@@ -99,9 +110,32 @@ def test_baselines_are_taught_what_they_ask(world: World):
                 assert answer == question.answers[0]
                 unknown = [step for step in question.decomposition if not step.known]
                 assert all(step.short in record.prompt for step in unknown)
-            else:
+            elif record.task in tasks:
                 assert tasks[record.task].parse(record.segments[-1].text) is not None
-    assert seen == {*tasks, "reader"}
+    assert seen == {*tasks, "reader", "iterdrag", "react", "rq_rag", "selfrag"}
+
+
+def test_who_has_learned_the_examples_answers_right(world: World):
+    """Strategies ask for the examples, to the letter, where they search for the hops' subqueries."""
+    index = BM25Index.build(world.corpus())
+    answered = 0
+    for question in (q for q in world.questions("dev") if q.type == "chain"):
+        passages = found(question, index)
+        if not all(says(passages[step.subquery][:1], step.short) for step in question.decomposition):
+            continue
+        said = {}
+        for factory in (baselines, planrag, hanrag, dualrag):
+            for record in factory.gold_records(question, passages, instructions=False):
+                prompt = record.prompt
+                for segment in record.segments:
+                    said |= {prompt: segment.text} if segment.trained else {}
+                    prompt += segment.text
+        for name in ("iterdrag", "react", "auto-rag", "planrag", "dualrag"):
+            kit = Kit(Replay(said), AsyncRetriever(index), instructions=False)
+            got = asyncio.run(build(name, kit).answer(question))
+            assert got.answer == question.answers[0], name
+        answered += 1
+    assert answered >= 5
 
 
 def test_hops_that_do_not_depend_on_each_other_are_one_round(world: World):
@@ -225,13 +259,16 @@ def test_new_words_leave_the_model_as_it_was(tmp_path: Path):
     model.save_pretrained(tmp_path / "base")
     before.save_pretrained(tmp_path / "base")
     name = world.entities["film"][0]
-    assert with_words(tmp_path / "base", [f'Relevant: true\n["{name}"]'], tmp_path / "more") >= 3
+    token = "[No Retrieval]"
+    assert with_words(tmp_path / "base", [f'Relevant: true\n["{name}"]'], tmp_path / "more", [token]) >= 4
+    assert with_words(tmp_path / "more", [], tmp_path / "same", [token]) == 0
     load_tokenizer(str(tmp_path / "more")).save_pretrained(tmp_path / "again")
     (tmp_path / "again" / "config.json").write_bytes((tmp_path / "more" / "config.json").read_bytes())
     for after in (load_tokenizer(str(tmp_path / "more")), load_tokenizer(str(tmp_path / "again"))):
         text = f"Question: Who directed {name}?\n<|endoftext|>"
         assert after(text)["input_ids"] == before(text)["input_ids"]
         assert (after.eos_token_id, after.pad_token_id) == (before.eos_token_id, before.pad_token_id)
+        assert len(after(f"{token}{token}")["input_ids"]) == 2 and after.decode(after(token)["input_ids"]) == token
         words = after(f"Relevant: true\n{name}")["input_ids"]
         assert len(words) == len(set(words)) == 5 and min(words[0], words[2], words[4]) >= len(before)
     ids = torch.tensor([before(f"Who directed {name}?")["input_ids"]])

@@ -96,13 +96,14 @@ def test_planrag_figure_2():
     llm = Replay(
         {
             f"Query: {RUMBLE}\nDAG:\n": json.dumps(plan),
-            "Query: Who is the author of Rumble Fish?\nContext: T0: Text 0.\nGeneration:\n": (
+            "Context: T0: Text 0.\nQuery: Who is the author of Rumble Fish?\nGeneration:\n": (
                 '{"Response":"S. E. Hinton"}'
             ),
             "Q1.1: Who is the author of Rumble Fish?\nA1.1: S. E. Hinton\nOutput:": (
                 " Q2.1: What is the coming-of-age novel by S. E. Hinton?\n"
             ),
-            f"{known}Who is the author of Rumble Fish? A=S. E. Hinton\nGeneration:\n": (
+            f"{known}Who is the author of Rumble Fish? A=S. E. Hinton\n"
+            "Query: What is the coming-of-age novel by S. E. Hinton?\nGeneration:\n": (
                 '{"Response":"The Outsiders"}'
             ),
             # Only the parent is seen, with its tags filled: not Rumble Fish, nor the question.
@@ -110,8 +111,8 @@ def test_planrag_figure_2():
             "Q2.1: What is the coming-of-age novel by S. E. Hinton?\nA2.1: The Outsiders\nOutput:": (
                 " Q3.1: In what year was The Outsiders published by Viking Press?\n"
             ),
-            "Query: In what year was The Outsiders published by Viking Press?\nContext: T0: Text 0.\n"
-            f"{known}What is the coming-of-age novel by S. E. Hinton? A=The Outsiders\nGeneration:\n": (
+            f"Context: T0: Text 0.\n{known}What is the coming-of-age novel by S. E. Hinton? A=The Outsiders\n"
+            "Query: In what year was The Outsiders published by Viking Press?\nGeneration:\n": (
                 '{"Response":"1967"}'
             ),
         }
@@ -203,7 +204,7 @@ def test_hanrag_appendix_f():
             "Context: T0: Text 0.\nRelevant:": " true",
             "Context: T1: Text 1.\nRelevant:": " false",
             "Context: T2: Text 2.\nRelevant:": " false",
-            f"Question: {edith}\nContext: T0: Text 0.\nAnswer:": " Harold II",
+            f"Context: T0: Text 0.\nQuestion: {edith}\nAnswer:": " Harold II",
         },
         edith,
     )
@@ -220,9 +221,10 @@ def test_hanrag_appendix_f():
             " 1651 && Rachael"
         ),
     }
+    context = "".join(f"Context: T{i}: Text {i}.\n" for i in range(3))
     for half, part in zip(halves, ("1651", "Rachael"), strict=True):
         said |= {f"Question: {half}\nContext: T{i}: Text {i}.\nRelevant:": " true" for i in range(3)}
-        said[f"Question: {half}\n{''.join(f'Context: T{i}: Text {i}.' + chr(10) for i in range(3))}Answer:"] = part
+        said[f"{context}Question: {half}\nAnswer:"] = part
     got = hanrag(said, earl)
     assert got.answer == "1651 && Rachael" and (got.rounds, got.retrievals) == (1, 2)
 
@@ -235,7 +237,7 @@ def test_hanrag_appendix_f():
     said[f"{trail}Output:"] = f" {seeds[1][0]}"
     for seed, part in seeds:
         said |= {f"Question: {seed}\nContext: T{i}: Text {i}.\nRelevant:": " true" for i in range(3)}
-        said[f"Question: {seed}\n{''.join(f'Context: T{i}: Text {i}.' + chr(10) for i in range(3))}Answer:"] = part
+        said[f"{context}Question: {seed}\nAnswer:"] = part
     whole = f"{trail}seed query-2: {seeds[1][0]}\nanswer-2: {seeds[1][1]}\n"
     said |= {f"{whole}Sufficient:": " true", f"{whole}Answer:": " International Federation"}
     got = hanrag(said, football)
@@ -249,6 +251,7 @@ class Slow(Replay):
     """Takes as long as the prompt's subquery says: "… takes 3?"; everything else takes a second."""
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        prompt = prompt.rpartition("Query: ")[2]  # not what the parents took
         _, found, tail = prompt.partition("takes ")
         await asyncio.sleep(float(tail[0]) if found and "DAG" not in prompt else 1.0)
         return await super().complete(prompt, sampling)

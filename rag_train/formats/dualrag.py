@@ -38,8 +38,9 @@ def state_fields(question: str, knowledge: Fields, thoughts: Sequence[str]) -> F
 
 
 def outline_lines(outline: Mapping[str, Sequence[str]]) -> Fields:
-    """The progressive knowledge outline (equation 10): a line an entity."""
-    return [("Knowledge", [f"{entity}: {' '.join(parts)}" for entity, parts in outline.items() if parts])]
+    """The progressive knowledge outline (equation 10): a line an entity; nothing while it is empty."""
+    lines = [f"{entity}: {' '.join(parts)}" for entity, parts in outline.items() if parts]
+    return [("Knowledge", lines)] if lines else []
 
 
 def summary_fields(question: str, thought: str, entity: str, passages: Sequence[Passage]) -> Fields:

@@ -52,4 +52,5 @@ def relevance_fields(question: str, passage: Passage) -> Fields:
 
 
 def answer_fields(question: str, passages: Sequence[Passage]) -> Fields:
-    return [("Question", question), ("Doc", passages)]
+    """Passages first, as in every reader's prompt here, where the paper has them last."""
+    return [("Doc", passages), ("Question", question)]

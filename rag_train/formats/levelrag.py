@@ -20,8 +20,8 @@ ANSWER = Task("levelrag_answer", "Answer:")
 REWRITE = Task("levelrag_rewrite", "Keywords:", list[str], max_tokens=96)
 SUFFICIENT = Task("levelrag_sufficient", "Sufficient:", YesNo, max_tokens=4)
 EXTEND = Task("levelrag_extend", "Keyword:", max_tokens=16)
-FILTER = Task("levelrag_filter", "Keyword:", max_tokens=16)
-EMPHASIZE = Task("levelrag_emphasize", "Keyword:", max_tokens=16)
+FILTER = Task("levelrag_filter", "Excluded:", max_tokens=16)
+EMPHASIZE = Task("levelrag_emphasize", "Emphasized:", max_tokens=16)
 PSEUDO = Task("levelrag_pseudo", "Passage:", max_tokens=128)
 
 BOOST = 2

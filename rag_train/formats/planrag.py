@@ -69,8 +69,9 @@ def fill_fields(node: str, question: str, known: Sequence[tuple[str, str, str]])
 
 
 def answer_fields(question: str, passages: Sequence[Passage], known: Sequence[tuple[str, str, str]]) -> Fields:
+    """Passages first, as in every reader's prompt here, where the paper has them in the middle."""
     pairs = [f"Q={subquery} A={answer}" for _, subquery, answer in known]
-    return [("Query", question), ("Retrievals", passages), ("Known answers", pairs)]
+    return [("Retrievals", passages), ("Known answers", pairs), ("Query", question)]
 
 
 def tags(text: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -14,18 +14,22 @@ from transformers import Qwen2ForCausalLM
 from rag_train.llm.checkpoint import load_tokenizer
 
 
-def with_words(model: Path, texts: Iterable[str], output: Path) -> int:
+def with_words(model: Path, texts: Iterable[str], output: Path, tokens: Sequence[str] = ()) -> int:
     """Write to ``output`` the model with every word of ``texts`` in its vocabulary; returns how many are new.
 
+    ``tokens`` are added to the tokenizer, each one token wherever it stands (Self-RAG's reflection tokens, say).
     A new word's embedding starts as that of the same word after a space, or else as the mean of its bytes'.
     """
     tokenizer = load_tokenizer(str(model))
     backend = Tokenizer.from_file(str(model / "tokenizer.json"))
     known = backend.get_vocab()
     words = {word for text in texts for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)}
-    new = sorted(words - known.keys())
+    added = [token for token in tokens if token not in known]
+    new = [*sorted(words - known.keys()), *added]
     spare = len(known)
     settings = json.loads(backend.to_str())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    settings["added_tokens"] += [{"id": spare + new.index(token), "content": token, **flags} for token in added]
     # All that is known, special tokens included, lest these be numbered anew after the words.
     settings["model"]["vocab"] = known | {word: spare + i for i, word in enumerate(new)}
     network = Qwen2ForCausalLM.from_pretrained(model)
@@ -34,7 +38,9 @@ def with_words(model: Path, texts: Iterable[str], output: Path) -> int:
         table = network.model.embed_tokens.weight
         for i, word in enumerate(new):
             same = known.get(f"\u0120{word}")  # byte-level BPE's sign for a space
-            table[spare + i] = table[same] if same else table[[known[byte] for byte in word]].mean(0)
+            table[spare + i] = (
+                table[same] if same else table[[known[byte] for byte in word if byte in known]].mean(0)
+            )
     network.save_pretrained(output)
     tokenizer.save_pretrained(output)
     (output / "tokenizer.json").write_text(json.dumps(settings), encoding="utf-8")

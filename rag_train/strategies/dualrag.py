@@ -57,7 +57,7 @@ class DualRAG(Strategy):
     def _knowledge(self, outline: dict[str, list[str]], found: list[Passage]) -> Fields:
         match self.outline:
             case "entities":
-                return dualrag.outline_lines(outline) if outline else []
+                return dualrag.outline_lines(outline)
             case "flat":
                 parts = [part for parts in outline.values() for part in parts]
                 return [("Knowledge", parts)] if parts else []

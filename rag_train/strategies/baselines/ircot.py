@@ -9,7 +9,7 @@ from rag_train.formats.tasks import Task
 from rag_train.schema import Passage, Question, Trajectory
 from rag_train.strategies.base import Run, Strategy, interleave
 
-THOUGHT = Task("ircot", "Thought:")
+THOUGHT = Task("ircot", "Next thought:")
 END = "the answer is"
 
 

@@ -16,6 +16,8 @@ RETRIEVE = {"[Retrieval]": 1.0, "[No Retrieval]": 0.0}
 RELEVANT = {"[Relevant]": 1.0, "[Irrelevant]": 0.0}
 SUPPORTED = {"[Fully supported]": 1.0, "[Partially supported]": 0.5, "[No support / Contradictory]": 0.0}
 USEFUL = {f"[Utility:{i}]": (i - 3) / 2 for i in range(1, 6)}
+TOKENS = (*RETRIEVE, *RELEVANT, *SUPPORTED, *USEFUL)
+"""Each is one token of a Self-RAG model's vocabulary."""
 WEIGHTS = (1.0, 1.0, 0.5)
 """Of relevance, support and utility in a candidate's score (section 3.3 and appendix B of Self-RAG)."""
 
@@ -65,21 +67,25 @@ async def reflect(run: Run, question: str, passages: Sequence[Passage]) -> Candi
 
 async def wants_retrieval(run: Run, question: str) -> float:
     """Share of [Retrieval] in the probability of the two tokens that decide it, at the first one written."""
-    completion = await run.complete("selfrag", _prompt(run, question), Sampling(max_tokens=1, logprobs=20))
+    completion = await run.complete("selfrag", prompt(question), Sampling(max_tokens=1, logprobs=20))
     share = expected(completion.logprobs[0], RETRIEVE) if completion.logprobs else None
     return 1.0 if share is None else share
 
 
 async def _continue(run: Run, question: str, passage: Passage | None) -> Candidate:
-    lead = "[No Retrieval]"
-    if passage:
-        lead = f"[Retrieval]<paragraph>{one_line(f'{passage.title} {passage.text}')}</paragraph>"
-    completion = await run.complete("selfrag", _prompt(run, question) + lead, _WRITE)
+    lead = f"[Retrieval]{paragraph(passage)}" if passage else "[No Retrieval]"
+    completion = await run.complete("selfrag", prompt(question) + lead, _WRITE)
     return Candidate(plain(completion.text), score(completion), passage)
 
 
-def _prompt(run: Run, question: str) -> str:
+def prompt(question: str) -> str:
+    """As the released checkpoint is prompted."""
     return f"### Instruction:\n{one_line(question)}\n\n### Response:\n"
+
+
+def paragraph(passage: Passage) -> str:
+    """A passage as it stands in the response."""
+    return f"<paragraph>{one_line(f'{passage.title} {passage.text}')}</paragraph>"
 
 
 def score(completion: Completion) -> float:
@@ -110,6 +116,6 @@ def expected(
 
 def plain(text: str) -> str:
     """The text without reflection tokens."""
-    for token in (*RETRIEVE, *RELEVANT, *SUPPORTED, *USEFUL, "<paragraph>", "</paragraph>", "</s>"):
+    for token in (*TOKENS, "<paragraph>", "</paragraph>", "</s>"):
         text = text.replace(token, " ")
     return one_line(text)
