@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -227,8 +226,8 @@ def _load_data(recipe: TrainRecipe):
         if not present:
             raise UserError(f"model {recipe.model}: the tokenizer {problem}")
     chat = bool(tokenizer.chat_template) if recipe.chat == "auto" else recipe.chat
-    rows_of = sft_rows if recipe.stage == "sft" else partial(dpo_rows, balance=recipe.balance)
-    rows, report = rows_of(recipe.data, tokenizer, max_tokens=recipe.max_tokens, chat=chat)
+    rows_of = sft_rows if recipe.stage == "sft" else dpo_rows
+    rows, report = rows_of(recipe.data, tokenizer, max_tokens=recipe.max_tokens, chat=chat, balance=recipe.balance)
     largest = max(max(ids) for row in rows for key, ids in row.items() if key != "labels")
     vocabulary = AutoConfig.from_pretrained(recipe.model).get_text_config().vocab_size
     if largest >= vocabulary:

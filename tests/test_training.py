@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -213,6 +214,18 @@ def test_balanced_pairs_choose_either_decision_equally_often(tmp_path: Path):
     rows, report = dpo_rows(path, TOKENIZER, max_tokens=99, chat=False, balance=True)
     assert report.examples == 2 and rows[0]["chosen_ids"] == rows[1]["rejected_ids"]
     assert len(dpo_rows(path, TOKENIZER, max_tokens=99, chat=False)[0]) == 5
+
+
+@given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=4))
+def test_balanced_examples_are_of_every_task_equally_often(tmp_path_factory, counts: list[int]):
+    records = [
+        sft_record(task).model_copy(update={"task": str(task)}) for task, n in enumerate(counts) for _ in range(n)
+    ]
+    path = write(tmp_path_factory.mktemp("balanced") / "x.jsonl", records)
+    rows, report = sft_rows(path, TOKENIZER, max_tokens=500, chat=False, balance=True)
+    share = sum(counts) // len(counts)
+    assert list(Counter(tuple(row["input_ids"]) for row in rows).values()) == [share] * len(counts)
+    assert report.examples == len(rows) == share * len(counts)
 
 
 # -- learning --------------------------------------------------------------------------------------------

@@ -86,7 +86,8 @@ class TrainRecipe:
     """sft: fill rows with examples up to this many tokens, a row a forward pass (batch_size stays 1): no padding,
     every distinct prefix read once, the same loss. null: batches of batch_size examples, padded."""
     balance: bool = False
-    """dpo: as many pairs for either decision. A search more often solves what the model knows."""
+    """dpo: as many pairs for either decision (a search more often solves what the model knows). sft: as many
+    examples of every task, rare ones repeated, an epoch as long as before (HANRAG, section 4.2)."""
     chat: Literal["auto", True, False] = "auto"
     """Wrap prompts in the tokenizer's chat template; auto: if it has one."""
     check_memory: bool = True

@@ -40,16 +40,17 @@ class DataReport:
 
 
 def sft_rows(
-    path: str | Path, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int, chat: bool
+    path: str | Path, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int, chat: bool, balance: bool = False
 ) -> tuple[list[dict[str, list[int]]], DataReport]:
     """``input_ids`` and ``labels`` (``IGNORE`` where masked) of every SFTRecord in ``path``.
 
     The prompt and the segments that the harness writes are masked (DeepRAG, section 3.3); the end-of-text token
     is appended and trained. An example of more than ``max_tokens`` loses whole trailing segments, up to one that
-    is trained, and gets no end-of-text token: its text has no end. Raises UserError on a bad line, or if no
-    example is left.
+    is trained, and gets no end-of-text token: its text has no end. With ``balance``, every task has its equal share
+    of as many examples. Raises UserError on a bad line, or if no example is left.
     """
-    rows, report = [], DataReport()
+    by_task: dict[str, list[tuple[list[int], list[int], bool]]] = {}
+    report = DataReport()
     for place, record in _records(path, SFTRecord):
         if "".join(segment.text for segment in record.segments) != record.completion:
             raise UserError(f"{place}: the segments do not add up to the completion; make the file again")
@@ -61,12 +62,18 @@ def sft_rows(
         if row is None:
             report.too_long += 1
             continue
-        ids, labels, whole = row
-        rows.append({"input_ids": ids, "labels": labels})
-        report.examples += 1
-        report.tokens += len(ids)
-        report.trained_tokens += sum(label != IGNORE for label in labels)
-        report.shortened += not whole
+        by_task.setdefault(record.task if balance else "", []).append(row)
+    share = sum(map(len, by_task.values())) // max(1, len(by_task))
+    rows = []
+    for of_task in by_task.values():
+        # Evenly through the file, whether there are too many or too few.
+        chosen = (of_task[i * len(of_task) // share] for i in range(share)) if balance else of_task
+        for ids, labels, whole in chosen:
+            rows.append({"input_ids": ids, "labels": labels})
+            report.examples += 1
+            report.tokens += len(ids)
+            report.trained_tokens += sum(label != IGNORE for label in labels)
+            report.shortened += not whole
     _require_some(path, report, max_tokens)
     return rows, report
 
