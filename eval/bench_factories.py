@@ -52,7 +52,10 @@ def main() -> None:
         "claims": found,
         "rows": rows,
         "data": {seed.number: seed.counts for seed in seeds},
-        "revelators": {seed.number: seed.revelators for seed in seeds},
+        "revelators": {
+            seed.number: {model: [one.model_dump() for one in some] for model, some in seed.revelators.items()}
+            for seed in seeds
+        },
     }
     save_result(options.output / "factories.json", result)
 

@@ -198,6 +198,24 @@ def judge(
 
 
 @evaluation.command()
+def validate(
+    model: Annotated[str, typer.Argument(help="Checkpoint directory or hub name.")],
+    file: Annotated[Path, typer.Argument(help="Held-out examples, as `rag-train synth` writes them.")],
+    engine: Engine = "vllm",
+    url: Urls = None,
+    as_json: Json = False,
+) -> None:
+    """How often each module writes its example to the letter; of routers and judges, what they say instead."""
+    from eval.modules import run, show
+
+    scores = asyncio.run(run(model, engine_config(engine, url), file))
+    if as_json:
+        print(json.dumps([score.model_dump(mode="json") for score in scores]))
+    else:
+        show(scores)
+
+
+@evaluation.command()
 def export(
     directory: Matrix,
     output: Annotated[Path, typer.Argument(help="Directory to write.")],

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 from data_synth import compound, hanrag
+from data_synth.miniworld import spaced
 from data_synth.records import retrieved
 from eval.metrics import Interval, Metric, Score, paired_bootstrap, score
 from eval.miniature import Miniature, Settings
+from eval.modules import ModuleScore, validate
 from eval.run import evaluate
 from eval.students import REVELATOR, teacher_file
-from rag_train.formats import hanrag as revelator
-from rag_train.formats.tasks import Task
-from rag_train.llm.base import LLM
 from rag_train.miniworld.world import subquery
 from rag_train.schema import Question, SFTRecord
-from rag_train.strategies.base import together
 from rag_train.strategies.hanrag import ROLE
 
 MARGIN = 0.02
@@ -58,7 +55,7 @@ class Seed:
         self.work = self.mini.folder / "factories" / f"{split}-{n}"
         self.counts: dict[str, Any] = {}
         self.runs: dict[str, list[Score]] = {}
-        self.revelators: dict[str, dict[str, Any]] = {}
+        self.revelators: dict[str, list[ModuleScore]] = {}
 
     async def run(self) -> None:
         """Train what is not there, answer, validate the Revelators, and build the compound benchmark."""
@@ -67,10 +64,11 @@ class Seed:
         checks: list[SFTRecord] = []
         for question in [*self.asked[:100], *self.compounds[:50]]:
             found = await retrieved(self.mini.retriever, question, 3)
-            checks += hanrag.gold_records(question, found, instructions=False)
+            made = hanrag.gold_records(question, found, instructions=False)
+            checks += [spaced(record) for record in made if record.task in REVELATOR]
         for name in ("taught", "student", "hanrag"):
             async with self.mini.serve(await self.mini.model(name)) as engine:
-                self.revelators[name] = await validate(engine, [r for r in checks if r.task in REVELATOR])
+                self.revelators[name] = await validate(engine, checks)
         for method in ("dualrag", "hanrag", "planrag"):
             self.counts[method] = _counted(teacher_file(self.mini, method))
         self.counts["compound"] = await self._examine()
@@ -120,33 +118,6 @@ def _counted(output: Path) -> dict[str, Any]:
     """What the runner wrote beside its output."""
     meta = json.loads(output.with_name(f"{output.name}.meta.json").read_text(encoding="utf-8"))
     return {key: meta[key] for key in ("items", "records", "counts", "rejected")}
-
-
-async def validate(engine: LLM, records: Sequence[SFTRecord]) -> dict[str, Any]:
-    """Accuracy of each task (the whole completion right), and the router's confusion matrix."""
-
-    async def right(record: SFTRecord) -> tuple[str, str, str]:
-        task: Task = REVELATOR[record.task]
-        got = task.parse((await engine.complete(record.prompt + task.lead, task.sampling())).text)
-        return record.task, plain(task.parse(record.segments[-1].text)), plain(got)
-
-    rows = await together(right(record) for record in records)
-    totals, hits = Counter(task for task, _, _ in rows), Counter(task for task, want, got in rows if want == got)
-    matrix: dict[str, Counter[str]] = defaultdict(Counter)
-    for task, want, got in rows:
-        if task == revelator.ROUTE.name:
-            matrix[want][got] += 1
-    return {
-        "accuracy": {task: hits[task] / n for task, n in totals.items()},
-        "examples": dict(totals),
-        "router": {want: dict(got) for want, got in matrix.items()},
-    }
-
-
-def plain(answer: Any) -> str:
-    if isinstance(answer, revelator.Decomposition):
-        return json.dumps([part.strip() for part in answer.decomposition])
-    return str(answer).strip()
 
 
 def claims(seeds: Sequence[Seed]) -> list[dict[str, Any]]:

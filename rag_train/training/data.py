@@ -51,7 +51,7 @@ def sft_rows(
     """
     by_task: dict[str, list[tuple[list[int], list[int], bool]]] = {}
     report = DataReport()
-    for place, record in _records(path, SFTRecord):
+    for place, record in read_records(path, SFTRecord):
         if "".join(segment.text for segment in record.segments) != record.completion:
             raise UserError(f"{place}: the segments do not add up to the completion; make the file again")
         if not any(segment.trained for segment in record.segments):
@@ -90,7 +90,7 @@ def dpo_rows(
     prompt whose last token runs into the completion, or if no pair is left.
     """
     rows, report = [], DataReport()
-    pairs = list(_records(path, PreferencePair))
+    pairs = list(read_records(path, PreferencePair))
     share = min(Counter(pair.chosen for _, pair in pairs).values(), default=0)
     taken: Counter[str] = Counter()
     for place, pair in pairs:
@@ -158,7 +158,7 @@ def _what_follows(completion: str) -> str:
     return ""
 
 
-def _records(path: str | Path, cls: type[R]) -> Iterator[tuple[str, R]]:
+def read_records(path: str | Path, cls: type[R]) -> Iterator[tuple[str, R]]:
     """Each record with its place, "file, line n"."""
     try:
         with Path(path).open(encoding="utf-8") as lines:
