@@ -15,12 +15,14 @@ from typing import Any, NamedTuple, get_args
 from data_synth.planrag import plan_from_gold
 from data_synth.recipes import Capability, DualRAGRecipe
 from data_synth.records import Gold, gold_outcome, retrieved, says, task_record
+from eval.judge import Plea, verdict
 from eval.tables import Table
 from rag_train.answers import exact_match, normalize
 from rag_train.formats import dualrag, planrag
 from rag_train.formats.deeprag import one_line
 from rag_train.formats.dualrag import Entity, Reasoning
 from rag_train.formats.planrag import PlanError
+from rag_train.llm.memo import CallLog
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.runner import Outcome, Rejected, cost
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord, Trajectory
@@ -122,11 +124,16 @@ async def _taught(question: Question, recipe: DualRAGRecipe, teacher: Kit) -> Ou
         trajectory = await strategy.answer(question)
     finally:
         asked.reset(token)
+    right = exact_match(trajectory.answer, question.answers)
+    judged = False
+    if recipe.judge and trajectory.answer and not right:
+        plea = Plea(question=question.question, answers=question.answers, prediction=trajectory.answer)
+        judged = bool(await verdict(CallLog(teacher.llm, trajectory.calls), teacher.llm, plea))
     counts = Counter(cost(trajectory.calls))
-    if not exact_match(trajectory.answer, question.answers):
+    if not right and not judged:
         wrong = Rejected(id=question.id, reason="wrong answer", text=trajectory.answer or "")
         return Outcome([], counts, [wrong])
-    counts["right"] += 1
+    counts["right" if right else "right by the judge"] += 1
     records: list[SFTRecord] = []
     rejected: list[Rejected] = []
     for place, ask in enumerate(asks):

@@ -58,6 +58,8 @@ class DualRAGRecipe(TeacherRecipe):
     """What to write: leave one out for the ablations w/o R-FT, w/o EI-FT and w/o KS-FT (Table 4)."""
     max_iterations: Count = 5
     """Most rounds of retrieval of a trajectory."""
+    judge: bool = False
+    """Have the teacher judge answers that match no accepted one exactly, too (appendix D)."""
     reranker: str | None = None
     """Directory of the cross-encoder that links entities; null: entities are the same where their normalised names
     are equal."""

@@ -15,8 +15,9 @@ from rag_train.formats.prompting import as_turn, instruction
 from rag_train.formats.tasks import Task
 from rag_train.llm.base import LLM
 from rag_train.llm.engines import EngineConfig, open_engine
+from rag_train.llm.memo import CallLog
 from rag_train.provenance import weights_sha256
-from rag_train.runner import Outcome, run
+from rag_train.runner import Outcome, cost, run
 from rag_train.schema import Question, Record, Trajectory
 
 JUDGE = Task("judge", "Right:", Literal["yes", "no"], max_tokens=4)
@@ -70,24 +71,23 @@ async def ask(llm: LLM, pleas: Sequence[Plea], output: Path) -> None:
     """Have ``llm`` judge ``pleas``, and write a `Verdict` a line to ``output`` (resumable)."""
 
     async def work(plea: Plea) -> Outcome:
-        fields = [
-            ("Question", plea.question),
-            ("Accepted answer", plea.answers),
-            ("Prediction", plea.prediction),
-        ]
-        prompt = as_turn(llm.tokenizer, f"{instruction(JUDGE.name)}\n\n{JUDGE.body(fields)}") + JUDGE.lead
-        completion = await llm.complete(prompt, JUDGE.sampling())
-        parsed = JUDGE.parse(completion.text)
-        return Outcome(
-            [Verdict(digest=plea.digest, right=None if parsed is None else parsed == "yes")],
-            {
-                "engine_calls": 1,
-                "prompt_tokens": completion.usage.prompt_tokens,
-                "completion_tokens": completion.usage.completion_tokens,
-            },
-        )
+        log = CallLog(llm)
+        right = await verdict(log, llm, plea)
+        return Outcome([Verdict(digest=plea.digest, right=right)], cost(log.calls))
 
     await run(pleas, work, output, {"prompt": instruction(JUDGE.name)}, label="judging")
+
+
+async def verdict(log: CallLog, llm: LLM, plea: Plea) -> bool | None:
+    """Whether the answer is right, by ``llm``, whose calls go to ``log``; None: what it says is no verdict."""
+    fields = [
+        ("Question", plea.question),
+        ("Accepted answer", plea.answers),
+        ("Prediction", plea.prediction),
+    ]
+    prompt = as_turn(llm.tokenizer, f"{instruction(JUDGE.name)}\n\n{JUDGE.body(fields)}") + JUDGE.lead
+    said = JUDGE.parse((await log.complete(JUDGE.name, prompt, JUDGE.sampling())).text)
+    return None if said is None else said == "yes"
 
 
 def _plea(question: Question, trajectory: Trajectory) -> Plea:

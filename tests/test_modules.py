@@ -5,13 +5,13 @@ import json
 from pathlib import Path
 
 import pytest
+from replay import Says
+from test_data_tools import MODEL
 
 from eval.modules import ModuleScore, show, validate
 from rag_train.errors import UserError
 from rag_train.llm.checkpoint import load_tokenizer
 from rag_train.schema import Segment, SFTRecord
-from replay import Says
-from test_data_tools import MODEL
 
 
 class Knows(Says):
@@ -32,7 +32,9 @@ RECORDS = [
 
 def test_modules_are_right_to_the_letter_and_classifiers_confused():
     def say(prompt: str) -> str:
-        return " single\nmore" if prompt.endswith("Type:") else " Parisian\n" if "Context" not in prompt else " Rome\n"
+        return (
+            " single\nmore" if prompt.endswith("Type:") else " Parisian\n" if "Context" not in prompt else " Rome\n"
+        )
 
     answer, route = asyncio.run(validate(Knows(say), RECORDS))
     assert answer == ModuleScore(

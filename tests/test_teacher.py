@@ -80,6 +80,24 @@ def test_only_right_trajectories_are_kept():
     assert len({record.id for record in right.records}) == len(right.records)
 
 
+def test_a_judge_accepts_what_is_right_in_other_words():
+    def judging(answer: str):
+        def say(prompt: str) -> str:
+            if prompt.endswith("Right:"):
+                return " yes\n" if "Prediction: in the state of Nevada\n" in prompt else " no\n"
+            return teacher(answer)(prompt)
+
+        return say
+
+    def counts(answer: str) -> dict[str, int]:
+        llm = kit(judging(answer))
+        return asyncio.run(dualrag.outcome(QUESTION, recipe(judge=True), Found([FILM]), llm)).counts  # pyright: ignore
+
+    assert counts("in the state of Nevada")["right by the judge"] == 1
+    assert counts("NV")["right"] == 1 and counts("NV")["right by the judge"] == 0
+    assert counts("Ohio")["right by the judge"] == counts("Ohio")["right"] == 0
+
+
 def test_entities_are_linked_and_lost_summaries_repaired():
     outcome = asyncio.run(dualrag.outcome(QUESTION, recipe(), Found([]), kit(teacher("Nevada"))))  # pyright: ignore
     first, second = (format.IDENTIFY.parse(r.segments[-1].text) for r in made(outcome)["dualrag_identify"])
