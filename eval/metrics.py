@@ -28,6 +28,7 @@ Metric = Literal[
     "steps",
     "depth",
     "llm_calls",
+    "critical_path",
     "prompt_tokens",
     "completion_tokens",
 ]
@@ -62,6 +63,8 @@ class Score(Record):
     steps: int
     depth: int = 0
     llm_calls: int
+    critical_path: int = 0
+    """Calls one after the other."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     success: float | None = None
@@ -202,6 +205,7 @@ def _score(question: Question, trajectory: Trajectory) -> Score:
         steps=len(trajectory.steps),
         depth=depth(trajectory),
         llm_calls=len(trajectory.calls),
+        critical_path=trajectory.critical_path,
         prompt_tokens=sum(call.prompt_tokens for call in trajectory.calls),
         completion_tokens=sum(call.completion_tokens for call in trajectory.calls),
         **optional_measures(question, trajectory),

@@ -114,6 +114,8 @@ class LLMCall(Record):
     module: str
     prompt_tokens: int
     completion_tokens: int
+    order: int = 0
+    """How many calls, itself counted, must be made one after the other to have made this one."""
 
 
 class Trajectory(Record):
@@ -137,6 +139,11 @@ class Trajectory(Record):
     def retrievals(self) -> int:
         """Queries put to a retriever."""
         return sum(max(1, len(s.queries)) for s in self.steps if s.decision is Decision.RETRIEVE)
+
+    @property
+    def critical_path(self) -> int:
+        """Engine calls one after the other, however many are made at the same time."""
+        return max((call.order for call in self.calls), default=0)
 
     @property
     def rounds(self) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from replay import Found, Replay, Says, elapsed
 
@@ -274,6 +274,18 @@ def test_a_plan_takes_its_slowest_path_and_a_compound_question_one_step():
     assert seconds == 1 + 1 + (0.5 + 4) + 2  # route, decompose, the slowest part, combine (whose prompt says 2)
 
 
+def test_the_critical_path_counts_what_waits_for_each_other():
+    chain = [{"id": "Q1.1", "question": "a?", "parents": []}, {"id": "Q2.1", "question": "b?", "parents": ["Q1.1"]}]
+    plan = [*chain, {"id": "Q1.2", "question": "c?", "parents": []}]
+    last = {"id": "Q3.1", "question": "d?", "parents": ["Q2.1", "Q1.2"]}
+    llm = Replay({"DAG:\n": json.dumps([*plan, last]), "Generation:\n": '{"Response":"r"}'})
+    got = answer("planrag", kit(llm, Found(PASSAGES)), "?")
+    assert (len(got.calls), got.critical_path) == (5, 4)  # the plan, and three of its four nodes in a row
+    said = {"route": " single-step question", "Relevant:": " true", "Answer:": " x"}
+    got = hanrag(said, "Who?")
+    assert (len(got.calls), got.critical_path) == (5, 3)  # the route, three passages at once, the answer
+
+
 async def inspected(prompt: str, text: str) -> Inspection:
     """Every word unsure, attending to every word."""
     words = list(re.finditer(r"\S+", prompt + text))
@@ -345,6 +357,14 @@ questions = st.lists(st.sampled_from(["who", "<A1.1>", "< a2.1 >", "<A3.3>", '"'
 drafts = st.lists(st.builds(Draft, id=ids, question=questions, parents=st.lists(ids, max_size=3)), max_size=6)
 
 
+@example(
+    [
+        Draft(id="Q2.2", question="who"),
+        Draft(id="Q3.3", question="who who"),
+        Draft(id="Q1.1", question="<A3.3> who"),
+        Draft(id="Q1.2", question="<A3.3> who", parents=["Q2.2"]),
+    ]
+)
 @given(drafts)
 def test_a_mended_plan_is_valid_and_reads_back(some: list[Draft]):
     try:

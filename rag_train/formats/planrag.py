@@ -129,7 +129,9 @@ def repair(drafts: Sequence[Draft | PlanNode], question: str) -> Plan:
         if missing := [tag for tag in tags(node.question) if tag not in nodes]:
             raise PlanError("unknown tag", f"{id} asks for {missing[0]}")
         nodes[id] = node.model_copy(update={"parents": [p for p in node.parents if p in nodes]})
-    ordered = _used(_each_once(_topological(nodes)))
+    ordered = _topological(nodes)
+    while (fewer := _used(_each_once(ordered))) != ordered:  # without an idle parent, a node may repeat another
+        ordered = fewer
     if len(ordered) == 1 and normalize(ordered[0].question) == normalize(question):
         return Plan()
     sinks = _sinks(ordered)

@@ -14,7 +14,7 @@ from rag_train.formats.deeprag import FINAL, one_line
 from rag_train.formats.prompting import as_turn, instruction
 from rag_train.formats.tasks import Fields, Task
 from rag_train.llm.base import LLM, Completion, Sampling
-from rag_train.llm.memo import CallLog
+from rag_train.llm.memo import CallLog, path
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Decision, LLMCall, Passage, Question, Step, Trajectory
 
@@ -196,12 +196,18 @@ class Run:
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """The results of all, run at the same time; where one fails, the others are cancelled and its error raised."""
+
+    async def followed(one: Coroutine[Any, Any, T]) -> tuple[T, int]:
+        return await one, path.get()
+
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
+            tasks = [group.create_task(followed(one)) for one in work]
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
-    return [task.result() for task in tasks]
+    results = [task.result() for task in tasks]
+    path.set(max((calls for _, calls in results), default=path.get()))
+    return [result for result, _ in results]
 
 
 def interleave(lists: Sequence[Sequence[Passage]]) -> list[Passage]:

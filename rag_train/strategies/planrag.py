@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from rag_train.formats import planrag
 from rag_train.formats.planrag import PlanError
+from rag_train.llm.memo import path
 from rag_train.schema import Passage, Plan, PlanNode, Question, Trajectory
 from rag_train.strategies.base import Run, Strategy, together
 from rag_train.strategies.baselines.selfrag import reflect
@@ -62,12 +63,16 @@ class PlanRAG(Strategy):
         self,
         run: Run,
         node: PlanNode,
-        solved: dict[str, asyncio.Future[tuple[str, str]]],
+        solved: dict[str, asyncio.Future[tuple[str, str, int]]],
         shared: list[Passage] | None,
         depth: int,
     ) -> tuple[str, str]:
         """The subquery with its tags filled, and its answer, once the parents have theirs."""
-        known = [(parent, *await solved[parent]) for parent in node.parents]
+        known: list[tuple[str, str, str]] = []
+        for parent in node.parents:
+            asked, got, calls = await solved[parent]
+            known.append((parent, asked, got))
+            path.set(max(path.get(), calls))
         subquery = await self._fill(run, node, known)
         passages = await run.search(subquery) if shared is None else shared
         if self.solver == "selfrag":
@@ -75,7 +80,7 @@ class PlanRAG(Strategy):
         else:
             answer = await self._generate(run, subquery, passages, known)
         run.retrieved(subquery, passages, answer, node=node.id, round=depth)
-        solved[node.id].set_result((subquery, answer))
+        solved[node.id].set_result((subquery, answer, path.get()))
         return subquery, answer
 
     async def _fill(self, run: Run, node: PlanNode, known: list[tuple[str, str, str]]) -> str:
