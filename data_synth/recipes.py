@@ -55,7 +55,7 @@ class DualRAGRecipe(TeacherRecipe):
     """DualRAG's data (section 3.2): gold annotations, or a teacher's trajectories that end right."""
 
     capabilities: list[Capability] = field(default_factory=lambda: ["reasoner", "entities", "summaries"])
-    """What to write: leave one out for the ablations w/o R-FT, w/o EI-FT and w/o KS-FT (Table 4)."""
+    """What to write."""
     max_iterations: Count = 5
     """Most rounds of retrieval of a trajectory."""
     judge: bool = False

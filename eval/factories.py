@@ -15,32 +15,32 @@ from eval.metrics import Interval, Metric, Score, paired_bootstrap, score
 from eval.miniature import Miniature, Settings
 from eval.modules import ModuleScore, validate
 from eval.run import evaluate
-from eval.students import REVELATOR, teacher_file
+from eval.students import REVELATOR_TASKS, teacher_file
 from rag_train.miniworld.world import subquery
 from rag_train.schema import Question, SFTRecord
-from rag_train.strategies.hanrag import ROLE
+from rag_train.strategies.dualrag import IDENTIFIER, REASONER, SUMMARIZER
+from rag_train.strategies.hanrag import ROLE as REVELATOR
 
 MARGIN = 0.02
-RUNS: dict[str, tuple[str, str, str]] = {
-    "dualrag, teacher": ("dualrag", "taught", ""),
-    "dualrag, student": ("dualrag", "student", ""),
-    "dualrag, fine-tuned": ("dualrag", "dualrag", ""),
-    "dualrag, without reasoner": ("dualrag", "dualrag-without-reasoner", ""),
-    "dualrag, without entities": ("dualrag", "dualrag-without-entities", ""),
-    "dualrag, without summaries": ("dualrag", "dualrag-without-summaries", ""),
-    "adaptive-rag, compound": ("adaptive-rag", "taught", ""),
-    "hanrag, teacher": ("hanrag", "taught", ""),
-    "hanrag, student": ("hanrag", "taught", "student"),
-    "hanrag, fine-tuned": ("hanrag", "taught", "hanrag"),
-    "hanrag, teacher, compound": ("hanrag", "taught", ""),
-    "hanrag, student, compound": ("hanrag", "taught", "student"),
-    "hanrag, fine-tuned, compound": ("hanrag", "taught", "hanrag"),
-    "planrag, teacher": ("planrag", "taught", ""),
-    "planrag, student": ("planrag", "taught", "student"),
-    "planrag, fine-tuned": ("planrag", "taught", "planrag"),
+RUNS: dict[str, tuple[str, str, tuple[str, str] | None]] = {
+    "dualrag, teacher": ("dualrag", "taught", None),
+    "dualrag, student": ("dualrag", "student", None),
+    "dualrag, fine-tuned": ("dualrag", "dualrag", None),
+    "dualrag, without reasoner": ("dualrag", "dualrag", (REASONER, "student")),
+    "dualrag, without identifier": ("dualrag", "dualrag", (IDENTIFIER, "student")),
+    "dualrag, without summarizer": ("dualrag", "dualrag", (SUMMARIZER, "student")),
+    "adaptive-rag, compound": ("adaptive-rag", "taught", None),
+    "hanrag, teacher": ("hanrag", "taught", None),
+    "hanrag, student": ("hanrag", "taught", (REVELATOR, "student")),
+    "hanrag, fine-tuned": ("hanrag", "taught", (REVELATOR, "hanrag")),
+    "hanrag, teacher, compound": ("hanrag", "taught", None),
+    "hanrag, student, compound": ("hanrag", "taught", (REVELATOR, "student")),
+    "hanrag, fine-tuned, compound": ("hanrag", "taught", (REVELATOR, "hanrag")),
+    "planrag, teacher": ("planrag", "taught", None),
+    "planrag, student": ("planrag", "taught", ("planner", "student")),
+    "planrag, fine-tuned": ("planrag", "taught", ("planner", "planrag")),
 }
-"""Strategy, model, and whose Revelator or planner it has, if not its own. ``compound``: asked such questions."""
-ROLES = {"hanrag": ROLE, "planrag": "planner"}
+"""Strategy, model, and the role that another model has. ``compound``: asked such questions."""
 
 
 class Seed:
@@ -65,7 +65,7 @@ class Seed:
         for question in [*self.asked[:100], *self.compounds[:50]]:
             found = await retrieved(self.mini.retriever, question, 3)
             made = hanrag.gold_records(question, found, instructions=False)
-            checks += [spaced(record) for record in made if record.task in REVELATOR]
+            checks += [spaced(record) for record in made if record.task in REVELATOR_TASKS]
         for name in ("taught", "student", "hanrag"):
             async with self.mini.serve(await self.mini.model(name)) as engine:
                 self.revelators[name] = await validate(engine, checks)
@@ -76,7 +76,7 @@ class Seed:
     async def _answer(self, name: str) -> None:
         strategy, model, other = RUNS[name]
         directory = await self.mini.model(model)
-        roles = {ROLES[strategy]: await self.mini.model(other)} if other else {}
+        roles = {other[0]: await self.mini.model(other[1])} if other else {}
         settings = {"model": str(directory), "roles": {role: str(path) for role, path in roles.items()}}
         output = self.work / f"{name.replace(', ', '-').replace(' ', '-')}.jsonl"
         questions = self.compounds if name.endswith("compound") else self.asked
@@ -142,7 +142,7 @@ def claims(seeds: Sequence[Seed]) -> list[dict[str, Any]]:
         claim("DualRAG-FT answers better than DualRAG", "dualrag, student", "dualrag, fine-tuned", "em"),
         *(
             claim(f"and than without {left_out}", f"dualrag, without {left_out}", "dualrag, fine-tuned", "em")
-            for left_out in ("reasoner", "entities", "summaries")
+            for left_out in (REASONER, IDENTIFIER, SUMMARIZER)
         ),
         claim("The trained Revelator beats the prompted one", prompted, trained, "em"),
         claim("The same on compound questions", f"{prompted}, compound", f"{trained}, compound", "accuracy"),

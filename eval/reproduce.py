@@ -60,13 +60,18 @@ MODELS: dict[tuple[str, str, str], str] = {
     ("deeprag", "dpo", "pairs=all_nodes"): "stage2-all-nodes",
     ("deeprag", "dpo", "pairs=sentence_wise"): "stage2-sentence-wise",
     ("dualrag", "sft", ""): "dualrag",
-    ("dualrag", "sft", "all but the Reasoner"): "dualrag-without-reasoner",
-    ("dualrag", "sft", "all but the Entity Identifier"): "dualrag-without-entities",
-    ("dualrag", "sft", "all but the Knowledge Summarizer"): "dualrag-without-summaries",
+    ("dualrag", "sft", "all but the Reasoner"): "dualrag",
+    ("dualrag", "sft", "all but the Entity Identifier"): "dualrag",
+    ("dualrag", "sft", "all but the Knowledge Summarizer"): "dualrag",
 }
 """The model of a row by strategy, training and what is particular about that."""
 
-ROLES: dict[tuple[str, str, str], tuple[str, str]] = {("planrag", "sft", "the planner"): ("planner", "planrag")}
+ROLES: dict[tuple[str, str, str], tuple[str, str]] = {
+    ("planrag", "sft", "the planner"): ("planner", "planrag"),
+    ("dualrag", "sft", "all but the Reasoner"): ("reasoner", "student"),
+    ("dualrag", "sft", "all but the Entity Identifier"): ("identifier", "student"),
+    ("dualrag", "sft", "all but the Knowledge Summarizer"): ("summarizer", "student"),
+}
 """The role that another model has, and that model, likewise."""
 
 SAME = {"mean": "em", "judge": "accuracy", "input_tokens": "prompt_tokens", "output_tokens": "completion_tokens"}

@@ -8,34 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
-from data_synth import compound, dualrag, factories, hanrag
+from data_synth import compound, factories, hanrag
 from data_synth.miniworld import spaced
-from data_synth.recipes import Capability, DualRAGRecipe, HANRAGRecipe, PlanRAGRecipe, RouteSizes, TeacherRecipe
+from data_synth.recipes import DualRAGRecipe, HANRAGRecipe, PlanRAGRecipe, RouteSizes, TeacherRecipe
 from data_synth.records import task_record
 from rag_train.formats import hanrag as revelator
-from rag_train.formats.tasks import Task
 from rag_train.schema import Question, SFTRecord
 
 if TYPE_CHECKING:
     from eval.miniature import Miniature
 
-Student = Literal[
-    "dualrag",
-    "dualrag-without-reasoner",
-    "dualrag-without-entities",
-    "dualrag-without-summaries",
-    "hanrag",
-    "planrag",
-    "examiner",
-]
-"""By what they were fine-tuned on: DualRAG's examples, or those of two of its capabilities (Table 4); HANRAG's
-Revelator; PlanRAG's planner. ``examiner`` learns from gold annotations what the teacher was never shown, writing
-and combining questions."""
+Student = Literal["dualrag", "hanrag", "planrag", "examiner"]
+"""By what they were fine-tuned on: DualRAG's examples; HANRAG's, for its Revelator; PlanRAG's, for its planner.
+``examiner`` learns from gold annotations what the teacher was never shown, writing and combining questions."""
 
-REVELATOR: dict[str, Task] = {
-    task.name: task
+REVELATOR_TASKS = {
+    task.name
     for task in (revelator.ROUTE, revelator.DECOMPOSE, revelator.REFINE, revelator.RELEVANT, revelator.ENDING)
 }
 
@@ -47,16 +37,12 @@ def start(name: str) -> str:
 
 async def examples(mini: Miniature, name: str) -> list[SFTRecord]:
     """What a `Student` is fine-tuned on."""
-    match name.partition("-without-"):
-        case "examiner", _, _:
-            records = _asking(mini)
-        case "hanrag", _, _:
-            records = [record for record in await by_teacher(mini, "hanrag") if record.task in REVELATOR]
-        case method, _, left_out:
-            records = await by_teacher(mini, method)
-            if left_out:
-                assert left_out in get_args(Capability)
-                records = [record for record in records if dualrag.TASKS[record.task] != left_out]
+    if name == "examiner":
+        records = _asking(mini)
+    else:
+        records = await by_teacher(mini, name)
+    if name == "hanrag":
+        records = [record for record in records if record.task in REVELATOR_TASKS]
     return [spaced(record) for record in records]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from eval.miniature import KINDS, Cell
-from eval.reproduce import MODELS, UNMEASURED, MiniSource, Reproduction, chosen_tables
+from eval.reproduce import MODELS, ROLES, UNMEASURED, MiniSource, Reproduction, chosen_tables
 from eval.reproduction import claimed, reproduce, shown
 from rag_train.errors import UserError
 from rag_train.schema import Decision, Question, Step, Trajectory
@@ -88,7 +88,7 @@ def test_every_table_of_the_five_papers_can_be_asked_for():
     cells = {cell for _, _, one in tables for cell in reproduction.cells(one)}
     assert {cell.kind for cell in cells} == set(KINDS)
     assert {cell.model for cell in cells} == {"base", "student", *MODELS.values()}
-    assert {cell.role for cell in cells} == {None, ("planner", "planrag")}
+    assert {cell.role for cell in cells} == {None, *ROLES.values()}
 
 
 def outcomes(paper: str, table: str, right, tmp_path) -> dict[tuple[str, str, str], tuple[str, float]]:

@@ -13,6 +13,9 @@ from rag_train.formats.tasks import Fields
 from rag_train.schema import Passage, Question, Trajectory
 from rag_train.strategies.base import Run, Strategy, interleave, together
 
+REASONER, IDENTIFIER, SUMMARIZER = "reasoner", "identifier", "summarizer"
+"""Roles, where a module is another model's: Table 4 replaces them one by one."""
+
 
 @dataclass(frozen=True)
 class DualRAG(Strategy):
@@ -40,7 +43,7 @@ class DualRAG(Strategy):
         found: list[Passage] = []
         for round in range(1, self.max_iterations + 1):
             state = dualrag.state_fields(question.question, self._knowledge(outline, found), thoughts)
-            reasoning = await run.ask(dualrag.REASON, state)
+            reasoning = await run.ask(dualrag.REASON, state, REASONER)
             if reasoning is None:
                 break
             thoughts.append(reasoning.thought.strip())
@@ -51,7 +54,7 @@ class DualRAG(Strategy):
             if self.outline == "entities":
                 run.show("outline", {entity: list(parts) for entity, parts in outline.items()})
         state = dualrag.state_fields(question.question, self._knowledge(outline, found), thoughts)
-        answer = await run.ask(dualrag.ANSWER, state)
+        answer = await run.ask(dualrag.ANSWER, state, REASONER)
         return run.done(answer, "\n".join(thoughts), outline=outline if self.outline == "entities" else {})
 
     def _knowledge(self, outline: dict[str, list[str]], found: list[Passage]) -> Fields:
@@ -82,7 +85,7 @@ class DualRAG(Strategy):
         else:
             question = run.question.question
             summaries = await together(
-                run.ask(dualrag.SUMMARIZE, dualrag.summary_fields(question, thoughts[-1], entity, some))
+                run.ask(dualrag.SUMMARIZE, dualrag.summary_fields(question, thoughts[-1], entity, some), SUMMARIZER)
                 for entity, some in passages.items()
             )
             parts = {entity: part or "" for entity, part in zip(entities, summaries, strict=True)}
@@ -101,7 +104,7 @@ class DualRAG(Strategy):
         state = dualrag.state_fields(run.question.question, self._knowledge(outline, found), thoughts)
         named = {normalize(name): name for name in outline}
         entities: dict[str, list[str]] = {}
-        for entity in await run.ask(dualrag.IDENTIFY, state) or ():
+        for entity in await run.ask(dualrag.IDENTIFY, state, IDENTIFIER) or ():
             name = entity.entity.strip()
             queries = [query.strip() for query in entity.queries if query.strip()]
             if name and queries:
