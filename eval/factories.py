@@ -16,8 +16,9 @@ from eval.miniature import Miniature, Settings
 from eval.modules import ModuleScore, validate
 from eval.run import evaluate
 from eval.students import REVELATOR_TASKS, teacher_file
+from rag_train.files import write_text
 from rag_train.miniworld.world import subquery
-from rag_train.schema import Question, SFTRecord
+from rag_train.schema import Question, SFTRecord, Trajectory
 from rag_train.strategies.dualrag import IDENTIFIER, REASONER, SUMMARIZER
 from rag_train.strategies.hanrag import ROLE as REVELATOR
 
@@ -67,44 +68,52 @@ class Seed:
             made = hanrag.gold_records(question, found, instructions=False)
             checks += [spaced(record) for record in made if record.task in REVELATOR_TASKS]
         for name in ("taught", "student", "hanrag"):
-            async with self.mini.serve(await self.mini.model(name)) as engine:
-                self.revelators[name] = await validate(engine, checks)
+            kept = self.work / f"revelator-{name}.json"
+            if not kept.exists():
+                async with self.mini.serve(await self.mini.model(name)) as engine:
+                    found = await validate(engine, checks)
+                write_text(kept, json.dumps([one.model_dump() for one in found]))
+            written = json.loads(kept.read_text(encoding="utf-8"))
+            self.revelators[name] = [ModuleScore.model_validate(one) for one in written]
         for method in ("dualrag", "hanrag", "planrag"):
             self.counts[method] = _counted(teacher_file(self.mini, method))
         self.counts["compound"] = await self._examine()
 
     async def _answer(self, name: str) -> None:
-        strategy, model, other = RUNS[name]
-        directory = await self.mini.model(model)
-        roles = {other[0]: await self.mini.model(other[1])} if other else {}
-        settings = {"model": str(directory), "roles": {role: str(path) for role, path in roles.items()}}
         output = self.work / f"{name.replace(', ', '-').replace(' ', '-')}.jsonl"
         questions = self.compounds if name.endswith("compound") else self.asked
-        async with AsyncExitStack() as stack:
-            engine = await stack.enter_async_context(self.mini.serve(directory))
-            models = {role: await stack.enter_async_context(self.mini.serve(path)) for role, path in roles.items()}
-            kit = self.mini.kit(engine, models)
-            self.runs[name] = score(questions, await evaluate(strategy, kit, questions, output, settings))
+        if not output.exists():
+            strategy, model, other = RUNS[name]
+            directory = await self.mini.model(model)
+            roles = {other[0]: await self.mini.model(other[1])} if other else {}
+            settings = {"model": str(directory), "roles": {role: str(path) for role, path in roles.items()}}
+            async with AsyncExitStack() as stack:
+                engine = await stack.enter_async_context(self.mini.serve(directory))
+                models = {r: await stack.enter_async_context(self.mini.serve(path)) for r, path in roles.items()}
+                await evaluate(strategy, self.mini.kit(engine, models), questions, output, settings)
+        lines = output.read_text(encoding="utf-8").splitlines()
+        self.runs[name] = score(questions, [Trajectory.model_validate_json(line) for line in lines])
 
     async def _examine(self) -> dict[str, Any]:
         """The compound benchmark, by the examiner, over the test half of the world's films and people."""
         output = self.mini.folder / "compound.jsonl"
-        model = await self.mini.model("examiner")
-        recipe = compound.CompoundRecipe(
-            index="",
-            model=str(model),
-            output=str(output),
-            entities=200,
-            documents=10,
-            combinations=3,
-            dev=0.2,
-            test=0.2,
-            instructions=False,
-        )
-        drawn = compound.entities(self.mini.index.passages, recipe)
-        async with self.mini.serve(model) as engine:
-            settings = {"corpus_sha256": self.mini.index.corpus_sha256}
-            await compound.synthesize_with(recipe, drawn, self.mini.kit(engine), settings)
+        if not output.exists():
+            model = await self.mini.model("examiner")
+            recipe = compound.CompoundRecipe(
+                index="",
+                model=str(model),
+                output=str(output),
+                entities=200,
+                documents=10,
+                combinations=3,
+                dev=0.2,
+                test=0.2,
+                instructions=False,
+            )
+            drawn = compound.entities(self.mini.index.passages, recipe)
+            async with self.mini.serve(model) as engine:
+                settings = {"corpus_sha256": self.mini.index.corpus_sha256}
+                await compound.synthesize_with(recipe, drawn, self.mini.kit(engine), settings)
         made = [Question.model_validate_json(line) for line in output.read_text(encoding="utf-8").splitlines()]
         facts = {
             (subquery(relation, subject), value) for (subject, relation), value in self.mini.world.facts.items()
