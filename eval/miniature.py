@@ -99,12 +99,18 @@ class Miniature:
             "sparse": AsyncRetriever(LuceneIndex.build(self.world.corpus())),
             "dense": self.retriever,
         }
+        self._asked: dict[str, list[Question]] = {}
         training = [q for q in self.world.questions("train") if (q.hops or 0) > 1]
         size = settings.searched
         self._searched = {"stage1": training[:size], "stage2": training[size : 2 * size]}
 
     def questions(self, kind: str) -> list[Question]:
         """The questions of one of `KINDS`."""
+        if kind not in self._asked:
+            self._asked[kind] = self._draw(kind)
+        return self._asked[kind]
+
+    def _draw(self, kind: str) -> list[Question]:
         n, split = self.settings.questions, self.settings.split
         if kind == "compound":
             return self.world.compounds(split, n)
