@@ -1,25 +1,27 @@
-# Everything runs in .venv, which the first target to need it sets up (CPU only; for GPUs: pip install -e .[gpu]).
+# Everything runs in .venv, which the first target that needs it sets up (for the CPU; on GPUs: pip install -e .[gpu]).
 PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo demo-seeds strategies factories fuzz test lint bench bench-runtime bench-synthesis bench-resume bench-training bench-retrieval retrievers clean
+.PHONY: help demo demo-seeds strategies teacher-data fuzz check fast test lint bench bench-runtime bench-synthesis bench-resume bench-training bench-retrieval retrievers docs clean
 
 help:
-	@echo "make demo        train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
-	@echo "make demo-seeds  the same over three seeds, each with a world and a model of its own"
-	@echo "make strategies  every strategy on the mini world, the mini model taught their formats"
-	@echo "make factories   what the factories' data is worth: students beside their teacher, on the mini world"
-	@echo "make fuzz        100,000 malformed answers of a teacher against every parser and factory"
-	@echo "make test        lint, types and tests"
-	@echo "make bench       throughput of the tree search against one question in flight"
-	@echo "make bench-runtime   throughput of every strategy against one batch, and one question at a time"
-	@echo "make bench-synthesis throughput of DeepRAG's factory against one batch of the same prompts"
-	@echo "make bench-resume    DeepRAG's factory killed 20 times and run again: the same files"
-	@echo "make bench-training  calibration and imitation on trees against TRL's trainers"
+	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
+	@echo "make demo-seeds      the demo over three seeds, each with its own world and model"
+	@echo "make strategies      every strategy on the mini world, over a mini model that was taught all formats"
+	@echo "make teacher-data    what a teacher's data is worth: students compared with their teacher"
+	@echo "make fuzz            100,000 malformed teacher answers, given to every parser and factory"
+	@echo "make check           lint, types and the fast tests (under 90 seconds)"
+	@echo "make test            lint, types and all tests"
+	@echo "make docs            the documentation in build/docs, with its links checked"
+	@echo "make bench           tree search: all questions in flight compared with one at a time"
+	@echo "make bench-runtime   every strategy compared with one batch, and with one question at a time"
+	@echo "make bench-synthesis DeepRAG's synthesis compared with one batch of the same prompts"
+	@echo "make bench-resume    DeepRAG's synthesis killed 20 times: the files stay the same"
+	@echo "make bench-training  calibration and imitation on trees compared with TRL's trainers"
 	@echo "make retrievers DATA=DIR       recall and speed of every retriever on real questions"
-	@echo "make bench-retrieval DATA=DIR  retrieval at a million passages against its peers"
+	@echo "make bench-retrieval DATA=DIR  retrieval at a million passages compared with other tools"
 
 # PyTorch's CPU build comes from the configured package index where that has it, else from PyTorch's own.
 .venv/.ready: pyproject.toml
@@ -30,7 +32,7 @@ help:
 	$(BIN)/python -m pip install -q uv
 	$(BIN)/python -m pip install -q "torch==2.13.0+cpu" 2>/dev/null || \
 		$(BIN)/uv pip install -q --python $(BIN)/python --torch-backend cpu "torch==2.13.0"
-	$(BIN)/python -m pip install -q -e ".[cpu,eval,ray,retrieval,sweep,wandb,dev]"
+	$(BIN)/python -m pip install -q -e ".[cpu,dev,docs,eval,ray,real,retrieval,sweep,wandb]"
 	@# The index's builds of these three do not match CPU PyTorch, and break importing transformers.
 	-$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
@@ -39,46 +41,57 @@ demo: .venv/.ready
 	$(BIN)/rag-train demo
 
 demo-seeds: .venv/.ready
-	$(BIN)/rag-train demo --seeds 0,1,2
+	$(BIN)/rag-train demo --seeds 0,1,2 --output docs/results
 
 strategies: .venv/.ready
-	$(BIN)/python -m eval.bench_strategies
+	$(BIN)/python -m rag_train.eval.miniworld strategies
 
-factories: .venv/.ready
-	$(BIN)/python -m eval.bench_factories
+teacher-data: .venv/.ready
+	$(BIN)/python -m rag_train.eval.miniworld teacher-data
 
 fuzz: .venv/.ready
-	$(BIN)/python -m eval.fuzz
+	$(BIN)/python -m rag_train.eval.benchmarks.fuzz
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check -q .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+check: .venv/.ready
+	@$(MAKE) --no-print-directory --jobs 2 lint fast
+
+fast: .venv/.ready
+	$(BIN)/python -m pytest -n 2 -m "not slow and not engine and not browser"
+
 test: lint
 	$(BIN)/python -m pytest
 
 bench: .venv/.ready
-	$(BIN)/python -m eval.bench_search
+	$(BIN)/python -m rag_train.eval.benchmarks.search
 
 bench-runtime: .venv/.ready
-	$(BIN)/python -m eval.bench_runtime
+	$(BIN)/python -m rag_train.eval.benchmarks.runtime
 
 bench-synthesis: .venv/.ready
-	$(BIN)/python -m eval.bench_synthesis
+	$(BIN)/python -m rag_train.eval.benchmarks.synthesis
 
 bench-resume: .venv/.ready
-	$(BIN)/python -m eval.bench_resume
+	$(BIN)/python -m rag_train.eval.benchmarks.resume
 
 bench-training: .venv/.ready
-	$(BIN)/python -m eval.bench_training
+	$(BIN)/python -m rag_train.eval.benchmarks.training
 
 retrievers: .venv/.ready
-	test -d runs/reranker || $(BIN)/python -m eval.train_reranker --data $(DATA)
-	$(BIN)/python -m eval.bench_retrievers --data $(DATA) --reranker runs/reranker
+	test -d runs/reranker || $(BIN)/python -m rag_train.eval.benchmarks.train_reranker --data $(DATA)
+	$(BIN)/python -m rag_train.eval.benchmarks.retrievers --data $(DATA) --reranker runs/reranker
 
 bench-retrieval: .venv/.ready
-	$(BIN)/python -m eval.bench_retrieval --data $(DATA)
+	$(BIN)/python -m rag_train.eval.benchmarks.retrieval --data $(DATA)
+
+docs: .venv/.ready
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --config-file docs/mkdocs.yml
+	$(BIN)/python docs/check_site.py build/docs
 
 clean:
 	rm -rf .venv runs build *.egg-info

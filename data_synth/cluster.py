@@ -1,4 +1,4 @@
-"""Synthesis on a Ray cluster: every shard is a row of a Ray dataset, mapped by the same factory as without Ray."""
+"""Synthesis on a Ray cluster: each shard is a row of a Ray dataset, mapped by the same function as without Ray."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from rag_train.errors import UserError, not_installed
-from rag_train.runner import Shard, Summary
+from rag_train.resumable import Shard, Summary
 
 
-def synthesize_on_ray(factory: Callable[[Shard], Coroutine[Any, Any, Summary]], shards: int) -> Summary:
-    """Do ``shards`` shards wherever Ray has room, and return the summary of all.
+def synthesize_on_ray(synthesize: Callable[[Shard], Coroutine[Any, Any, Summary]], shards: int) -> Summary:
+    """Run ``synthesize`` on each of ``shards`` shards on a Ray cluster, and return the summary of all.
 
-    It joins the cluster that ``RAY_ADDRESS`` names, or starts one on this machine. Where the cluster has GPUs, each
-    shard takes one. Every node sees the same files under the same paths: shards leave partial files beside the
-    output, so a run that was killed goes on, and the output is that of a run without Ray.
+    Joins the cluster at ``RAY_ADDRESS``, or starts one on this machine. If the cluster has GPUs, each shard takes
+    one GPU. All nodes must see the same files under the same paths, because shards write partial files in the
+    output's directory. A run that was killed continues from them, and the output equals that of a run without Ray.
 
-    Raises UserError if Ray is not installed, and what a shard raised.
+    Raises UserError if Ray is not installed, or with a shard's message if the shard raised it.
     """
     try:
         import ray
@@ -30,12 +30,12 @@ def synthesize_on_ray(factory: Callable[[Shard], Coroutine[Any, Any, Summary]], 
     except ImportError as error:
         raise not_installed(error, "ray") from error
 
-    here = str(Path.cwd())
+    directory = str(Path.cwd())
 
     def work(row: dict[str, Any]) -> dict[str, Any]:
-        os.chdir(here)
+        os.chdir(directory)
         try:
-            summary = asyncio.run(factory(Shard(row["number"], shards)))
+            summary = asyncio.run(synthesize(Shard(row["number"], shards)))
         except UserError as error:
             return {"error": str(error), "summary": ""}
         return {"error": "", "summary": json.dumps(asdict(summary))}
@@ -43,14 +43,14 @@ def synthesize_on_ray(factory: Callable[[Shard], Coroutine[Any, Any, Summary]], 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(logging_level=logging.WARNING)
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    ray.data.DataContext.get_current().enable_progress_bars = False  # each shard reports its own
+    ray.data.DataContext.get_current().enable_progress_bars = False  # each shard has its own progress bar
     gpus = 1 if ray.cluster_resources().get("GPU") else 0
     rows = [{"number": number} for number in range(1, shards + 1)]
     try:
-        done = ray.data.from_items(rows, override_num_blocks=shards).map(work, num_gpus=gpus).take_all()
+        finished = ray.data.from_items(rows, override_num_blocks=shards).map(work, num_gpus=gpus).take_all()
     finally:
         ray.shutdown()
-    for row in done:
+    for row in finished:
         if row["error"]:
             raise UserError(row["error"])
-    return min((Summary(**json.loads(row["summary"])) for row in done), key=lambda summary: summary.remaining)
+    return min((Summary(**json.loads(row["summary"])) for row in finished), key=lambda summary: summary.remaining)

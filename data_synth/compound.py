@@ -1,8 +1,8 @@
 """HANRAG's benchmark of compound questions (appendix B.1), built by a teacher from any corpus.
 
-Entities (titles) are drawn; a question is asked of each document that a search for the entity finds, its answer to
-be found in that document; two to four questions of one entity are combined into one. The teacher may say that they
-cannot be. Train, dev and test have no entity in common.
+Entities are titles drawn at random from an index. For each document that a search for the entity finds, the teacher
+writes a question whose answer is in that document. It then combines two to four questions about one entity into a
+compound question, or says that they cannot be combined. Train, dev and test share no entity.
 """
 
 from __future__ import annotations
@@ -11,29 +11,31 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from data_synth.recipes import Count
 from rag_train.answers import contains, normalize
+from rag_train.data_synth.inputs import identifying_settings
+from rag_train.data_synth.modules.recipes import Count
+from rag_train.files import write_text
 from rag_train.formats.deeprag import one_line
 from rag_train.formats.tasks import Fields, Task
 from rag_train.llm.base import EngineError
 from rag_train.llm.engines import EngineConfig, open_engine
 from rag_train.provenance import weights_sha256
+from rag_train.resumable import WHOLE, Outcome, Rejected, Shard, Summary, cost, run
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.corpus import PassageStore
-from rag_train.runner import WHOLE, Outcome, Rejected, Shard, Summary, cost, run
 from rag_train.schema import GoldStep, Passage, Question, Record
 from rag_train.strategies.base import Kit, Run, together
 from rag_train.strategies.hanrag import HANRAG
 
 Split = Literal["train", "dev", "test"]
 MOST_WORDS = 10
-"""Of an answer: "a simple entity containing only a few words" (figure 15)."""
+"""Maximum number of words in an answer, which is "a simple entity containing only a few words" (figure 15)."""
 
 
 class Pair(BaseModel):
@@ -55,30 +57,30 @@ def combine_fields(questions: Sequence[str]) -> Fields:
 
 @dataclass(frozen=True, kw_only=True)
 class CompoundRecipe:
-    """The compound benchmark (HANRAG, appendix B.1); the sizes are the paper's."""
+    """HANRAG's compound benchmark (appendix B.1); the default sizes are the paper's."""
 
     index: str
-    """Index directory made by `rag-train index`: entities are its titles, documents its passages."""
+    """Index directory, made by `rag-train index`: entities are its titles, documents its passages."""
     model: str
-    """The teacher, who writes and combines questions."""
+    """Teacher model that writes and combines questions."""
     output: str
-    """JSON Lines file to write; train, dev and test go beside it, as <name>.train.jsonl and so on."""
+    """JSON Lines file to write; each split is also written alone, to <name>.train.jsonl and so on."""
     engine: EngineConfig = field(default_factory=EngineConfig)
-    """What serves the teacher."""
+    """Engine that serves the teacher."""
     entities: Count = 10_000
-    """Titles drawn at random from the index."""
+    """Number of titles drawn at random from the index."""
     documents: Count = 10
-    """Documents of each entity: what a search for it finds, if it names the entity."""
+    """Number of documents that the search for an entity returns; those that do not name it are dropped."""
     combinations: Count = 6
-    """Combinations of two to four questions tried for each entity."""
+    """Number of combinations of two to four questions tried for each entity."""
     dev: Annotated[float, Field(ge=0, lt=0.5)] = 0.13
-    """Share of the entities whose questions are for dev."""
+    """Share of the entities whose questions go into dev."""
     test: Annotated[float, Field(ge=0, lt=0.5)] = 0.04
-    """Share of the entities whose questions are for test."""
+    """Share of the entities whose questions go into test."""
     seed: int = 0
-    """Seed of the entities and their combinations."""
+    """Seed of the entity sample and of the combinations."""
     instructions: bool = True
-    """Begin each prompt with its instruction; false for models trained without."""
+    """Begin each prompt with its instruction; false for models trained without it."""
 
 
 class Entity(Record):
@@ -88,7 +90,7 @@ class Entity(Record):
 
 
 def entities(passages: PassageStore, recipe: CompoundRecipe) -> list[Entity]:
-    """A seeded sample of the titles, dealt out to the splits."""
+    """Draw a seeded sample of the titles, and assign each to a split."""
     titles = sorted({passages[i].title for i in range(len(passages))} - {""})
     drawn = random.Random(recipe.seed).sample(titles, min(recipe.entities, len(titles)))
     dev, test = round(recipe.dev * len(drawn)), round(recipe.test * len(drawn))
@@ -100,8 +102,8 @@ def entities(passages: PassageStore, recipe: CompoundRecipe) -> list[Entity]:
 
 
 async def synthesize_compound(recipe: CompoundRecipe, shard: Shard = WHOLE) -> Summary:
-    """Build the benchmark. Raises UserError for bad input."""
-    from rag_train.retrieval.indexes import load_index
+    """Open the recipe's index and teacher, and build the benchmark. Raises UserError for invalid input."""
+    from rag_train.retrieval.index.open import load_index
 
     index = load_index(recipe.index)
     drawn = entities(index.passages, recipe)
@@ -113,48 +115,45 @@ async def synthesize_compound(recipe: CompoundRecipe, shard: Shard = WHOLE) -> S
 async def synthesize_with(
     recipe: CompoundRecipe, drawn: Sequence[Entity], teacher: Kit, settings: dict[str, Any], shard: Shard = WHOLE
 ) -> Summary:
-    """The same over entities and a teacher that are there already."""
+    """Build the benchmark with drawn entities and an open teacher."""
 
     async def work(entity: Entity) -> Outcome:
         try:
             return await compose(entity, recipe, teacher)
-        except ValueError as error:  # a document longer than the model's context
+        except ValueError as error:  # the document is longer than the model's context
             return Outcome([], {}, [Rejected(id=entity.id, reason="too long", text=str(error))])
         except EngineError as error:
             return Outcome([], {}, [Rejected(id=entity.id, reason="engine failed", text=str(error))])
 
-    identity = asdict(recipe) | {"model_sha256": weights_sha256(recipe.model), **settings}
-    identity["engine"] = {k: v for k, v in identity["engine"].items() if k not in ("urls", "timeout")}  # may move
+    identity = identifying_settings(recipe) | {"model_sha256": weights_sha256(recipe.model), **settings}
     output = Path(recipe.output)
     summary = await run(drawn, work, output, identity, label="compound questions", shard=shard)
     if not summary.remaining:
-        _deal_out(output)
+        _write_splits(output)
     return summary
 
 
-def _deal_out(output: Path) -> None:
-    lines: dict[str, list[str]] = {"train": [], "dev": [], "test": []}
-    for line in output.read_text(encoding="utf-8").splitlines(keepends=True):
-        lines[json.loads(line)["metadata"]["split"]].append(line)
-    for split, some in lines.items():
-        path = output.with_suffix(f".{split}.jsonl")
-        temporary = Path(f"{path}.tmp")
-        temporary.write_text("".join(some), encoding="utf-8")
-        temporary.rename(path)
+def _write_splits(output: Path) -> None:
+    splits: dict[Split, list[str]] = {"train": [], "dev": [], "test": []}
+    with output.open(encoding="utf-8", newline="\n") as file:
+        for line in file:
+            splits[json.loads(line)["metadata"]["split"]].append(line)
+    for split, lines in splits.items():
+        write_text(output.with_suffix(f".{split}.jsonl"), "".join(lines))
 
 
 async def compose(entity: Entity, recipe: CompoundRecipe, teacher: Kit) -> Outcome:
-    """The entity's compound questions; what the teacher wrote otherwise is rejected with the reason."""
-    # Only for its calls: nothing is answered here.
+    """Make the entity's compound questions; unusable texts of the teacher are rejected with the reason."""
+    # The run makes and records the teacher's calls; no question is answered.
     run = Run(HANRAG(teacher), Question(id=entity.id, question=entity.name, answers=["-"]))
     rejected: list[Rejected] = []
-    found = await run.search(entity.name, recipe.documents)
-    documents = [p for p in found if contains(f"{p.title} {p.text}", [entity.name])]
+    passages = await run.search(entity.name, recipe.documents)
+    documents = [p for p in passages if contains(f"{p.title} {p.text}", [entity.name])]
     written = await together(run.ask(ASK, ask_fields(entity.name, document)) for document in documents)
     steps: dict[str, GoldStep] = {}
     for document, pair in zip(documents, written, strict=True):
         id = f"{entity.id}/{document.id}"
-        if reason := _flaw(pair, entity, document):
+        if reason := _pair_flaw(pair, entity, document):
             text = pair.model_dump_json() if pair else ""
             rejected.append(Rejected(id=id, reason=reason, text=text))
         elif normalize(pair.Question) in steps:
@@ -166,12 +165,14 @@ async def compose(entity: Entity, recipe: CompoundRecipe, teacher: Kit) -> Outco
                 passage_ids=[document.id],
                 entity=entity.name,
             )
-    parts = _combinations(list(steps.values()), recipe, entity)
-    texts = await together(run.ask(COMBINE, combine_fields([s.subquery for s in some])) for some in parts)
+    combinations = _combinations(list(steps.values()), recipe, entity)
+    texts = await together(
+        run.ask(COMBINE, combine_fields([step.subquery for step in parts])) for parts in combinations
+    )
     questions: dict[str, Question] = {}
-    for n, (some, text) in enumerate(zip(parts, texts, strict=True)):
+    for n, (parts, text) in enumerate(zip(combinations, texts, strict=True)):
         id = f"{entity.id}-{n}"
-        if reason := _combination_flaw(text, entity, some):
+        if reason := _combination_flaw(text, entity, parts):
             rejected.append(Rejected(id=id, reason=reason, text=text or ""))
         elif normalize(text) in questions:
             rejected.append(Rejected(id=id, reason="asked twice", text=text))
@@ -179,10 +180,10 @@ async def compose(entity: Entity, recipe: CompoundRecipe, teacher: Kit) -> Outco
             questions[normalize(text)] = Question(
                 id=id,
                 question=text,
-                answers=[" && ".join(step.answer for step in some)],
+                answers=[" && ".join(step.answer for step in parts)],
                 type="compound",
-                hops=len(some),
-                decomposition=some,
+                hops=len(parts),
+                decomposition=parts,
                 metadata={"split": entity.split, "entity": entity.name},
             )
     counts = Counter(cost(run.calls))
@@ -191,7 +192,7 @@ async def compose(entity: Entity, recipe: CompoundRecipe, teacher: Kit) -> Outco
     return Outcome(list(questions.values()), counts, rejected)
 
 
-def _flaw(pair: Pair | None, entity: Entity, document: Passage) -> str:
+def _pair_flaw(pair: Pair | None, entity: Entity, document: Passage) -> str:
     if pair is None or not pair.Question.strip() or not normalize(pair.Answer):
         return "did not parse, or empty"
     if not contains(document.text, [pair.Answer]):
@@ -212,7 +213,7 @@ def _combination_flaw(text: str | None, entity: Entity, parts: Sequence[GoldStep
 
 
 def _combinations(steps: Sequence[GoldStep], recipe: CompoundRecipe, entity: Entity) -> list[list[GoldStep]]:
-    """Distinct subsets of two to four, as many as the recipe wants or there are."""
+    """Draw distinct subsets of two to four steps, at most ``recipe.combinations``."""
     rng = random.Random(f"{recipe.seed}-{entity.id}")
     chosen: dict[frozenset[int], list[GoldStep]] = {}
     for _ in range(recipe.combinations * 5 if len(steps) > 1 else 0):

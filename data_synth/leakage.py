@@ -1,4 +1,4 @@
-"""Keeps training questions apart from evaluation questions: by normalised text, and by entity."""
+"""Leaks of evaluation questions into training data, found by normalised text and by entity."""
 
 from __future__ import annotations
 
@@ -11,36 +11,47 @@ from rag_train.schema import Question
 Leak = Literal["text", "entity"]
 
 
-class Leakage:
-    """What questions that are kept for evaluation ask for, and what they start from."""
+class HeldOutQuestions:
+    """Questions kept for evaluation: their texts, the subqueries of their hops, the entities they start from."""
 
-    def __init__(self, held_out: Iterable[Question]):
+    def __init__(self, questions: Iterable[Question]):
         self._questions: set[str] = set()
         self._hops: set[str] = set()
         self._roots: set[str] = set()
-        for question in held_out:
+        for question in questions:
             self._questions.add(normalize(question.question))
             self._hops |= _hops(question)
             self._roots |= _roots(question)
 
-    def of(self, question: Question) -> Leak | None:
-        """text: a held-out question asks the same, or asks a hop of it, or has a hop that asks the same; entity: it
-        starts from the same entity, or shares a hop. None: neither."""
+    def leak(self, question: Question) -> Leak | None:
+        """Return how ``question`` leaks a held-out question, or None.
+
+        text: it has the text of a held-out question or of one of its hops, or one of its own hops has the text of a
+        held-out question. entity: it starts from the same entity as a held-out question, or shares a hop with it.
+        """
         text, hops = normalize(question.question), _hops(question)
         if text in self._questions or text in self._hops or hops & self._questions:
             return "text"
         return "entity" if hops & self._hops or _roots(question) & self._roots else None
 
-    def in_lines(self, lines: Iterable[str]) -> Leak | None:
-        """As `of`, where only an example's lines are known: text: one is a held-out question; entity: one is a hop
-        of one, or names an entity that one starts from."""
-        said = set(map(normalize, lines))
-        if said & self._questions:
+    def leak_in_lines(self, lines: Iterable[str]) -> Leak | None:
+        """Return how the lines of a training example leak a held-out question, or None.
+
+        text: a line is a held-out question. entity: a line is a hop of a held-out question, or names an entity that
+        a held-out question starts from.
+        """
+        normalized = set(map(normalize, lines))
+        if normalized & self._questions:
             return "text"
         widths = {len(entity.split()) for entity in self._roots}
-        words = [line.split() for line in said]
-        spans = (" ".join(some[i : i + n]) for some in words for n in widths for i in range(len(some) - n + 1))
-        return "entity" if said & self._hops or any(span in self._roots for span in spans) else None
+        lines_of_words = [line.split() for line in normalized]
+        spans = (
+            " ".join(words[i : i + width])
+            for words in lines_of_words
+            for width in widths
+            for i in range(len(words) - width + 1)
+        )
+        return "entity" if normalized & self._hops or any(span in self._roots for span in spans) else None
 
 
 def _hops(question: Question) -> set[str]:
@@ -48,13 +59,13 @@ def _hops(question: Question) -> set[str]:
 
 
 def _roots(question: Question) -> set[str]:
-    """The entities that the question names itself: those of hops that are not about an earlier hop's answer."""
+    """Return the entities that the question itself names: entities of hops that are not an earlier hop's answer."""
     roots: set[str] = set()
     answers: set[str] = set()
     for step in question.decomposition:
         if (entity := normalize(step.entity)) and entity not in answers:
             roots.add(entity)
         answers.add(normalize(step.short))
-    if subject := question.metadata.get("subj"):  # PopQA names it
+    if subject := question.metadata.get("subj"):  # PopQA's name for the question's entity
         roots.add(normalize(str(subject)))
     return roots

@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# Training under plain torchrun; the arguments are those of rag_train.train. One machine, all its GPUs:
+# Train with torchrun, without Accelerate's launcher. The arguments are those of rag_train.train.
+# On one machine, with all its GPUs:
 #   launch/torchrun.sh recipes/deeprag_sft.yaml
-# Two machines, the same command on both, the first being node0:
+# On two machines, with the same command on both, where node0 is the first:
 #   NNODES=2 RDZV_ENDPOINT=node0:29500 launch/torchrun.sh recipes/deeprag_sft.yaml
-# ZeRO in place of DDP:
+# With ZeRO instead of DDP:
 #   DEEPSPEED=launch/deepspeed/zero3.json launch/torchrun.sh recipes/deeprag_sft.yaml
 #
-# NNODES          machines (1)
-# NPROC_PER_NODE  processes on each (gpu: one a GPU)
-# RDZV_ENDPOINT   host:port of the machine where they meet (localhost:29500)
+# Environment variables, with their defaults:
+# NNODES          number of machines (1)
+# NPROC_PER_NODE  processes on each machine (gpu: one per GPU)
+# RDZV_ENDPOINT   host:port of the first machine (localhost:29500)
 # RDZV_ID         name of the run, the same on all machines (rag-train)
-# DEEPSPEED       a file of launch/deepspeed/; without it, DDP
+# DEEPSPEED       configuration file in launch/deepspeed/ (none: DDP)
 set -euo pipefail
 
 if [[ -n "${DEEPSPEED:-}" ]]; then

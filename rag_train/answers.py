@@ -1,4 +1,4 @@
-"""Comparing short answers, each dataset's as its released script does (`RULES`)."""
+"""Comparison of short answers, with the rules of each dataset's released evaluation script (`RULES`)."""
 
 from __future__ import annotations
 
@@ -14,43 +14,49 @@ _TRIVIA_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "‘’´
 
 
 def normalize(text: str) -> str:
-    """Lower case, without punctuation, articles and extra white space (SQuAD's evaluation script)."""
+    """Convert to lower case and remove punctuation, articles and extra white space (SQuAD's evaluation script)."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def normalize_trivia(text: str) -> str:
-    """As `normalize`, but punctuation and curly quotation marks leave a space (TriviaQA's evaluation script)."""
+    """Normalize like `normalize`, but replace punctuation and curly quotation marks by spaces.
+
+    This is the rule of TriviaQA's evaluation script.
+    """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_TRIVIA_PUNCTUATION)).split())
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How one release's script compares a prediction with an answer; over several answers it takes the best."""
+    """Rules of an evaluation script for comparing a prediction with an answer.
+
+    With several accepted answers, every script takes the best score.
+    """
 
     normalize: Callable[[str], str] = normalize
     closed: bool = False
-    """Yes, no and "noanswer" have F1 with nothing but themselves."""
+    """Whether "yes", "no" and "noanswer" have an F1 of 0 with every other text."""
     nothing: float = 0.0
-    """F1 of two texts of which normalisation leaves nothing."""
+    """F1 of two texts that are both empty after normalization."""
 
 
 HOTPOTQA = Rules(closed=True)
 RULES = {
     "hotpotqa": HOTPOTQA,  # hotpot_evaluate_v1.py; 2WikiMultihopQA's and FlashRAG's are the same
     "musique": Rules(nothing=1.0),  # metrics/answer.py, evaluate_v1.0.py
-    "squad": Rules(),  # evaluate-v1.1.py; Natural Questions are scored by it
+    "squad": Rules(),  # evaluate-v1.1.py; Natural Questions is scored with it, too
     "triviaqa": Rules(normalize=normalize_trivia),  # evaluation/triviaqa_evaluation.py
 }
-"""By the name that a question's ``metadata["scoring"]`` gives; HotpotQA's where it gives none."""
+"""Rules by the name in a question's ``metadata["scoring"]``. Questions without a name use HotpotQA's rules."""
 
 
 def exact_match(prediction: str | None, answers: Sequence[str], rules: Rules = HOTPOTQA) -> bool:
-    """Whether the normalised prediction equals any normalised answer; nothing never matches."""
+    """Whether the normalized prediction equals a normalized answer. The prediction None matches no answer."""
     return prediction is not None and rules.normalize(prediction) in set(map(rules.normalize, answers))
 
 
 def contains(prediction: str | None, answers: Sequence[str], rules: Rules = HOTPOTQA) -> bool:
-    """Whether any normalised, non-empty answer occurs in the normalised prediction as whole words."""
+    """Whether a normalized, non-empty answer occurs in the normalized prediction as whole words."""
     if prediction is None:
         return False
     padded = f" {rules.normalize(prediction)} "
@@ -58,7 +64,7 @@ def contains(prediction: str | None, answers: Sequence[str], rules: Rules = HOTP
 
 
 def f1(prediction: str | None, answers: Sequence[str], rules: Rules = HOTPOTQA) -> float:
-    """Token F1 against the best answer, in [0, 1]."""
+    """Return the token F1 with the best-matching answer, in [0, 1]."""
     if prediction is None:
         return 0.0
     return max((_f1(prediction, answer, rules) for answer in answers), default=0.0)

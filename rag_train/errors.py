@@ -1,14 +1,17 @@
-"""The one exception for mistakes that the user can mend."""
+"""The exception for mistakes that the user can correct."""
 
 
 class UserError(Exception):
-    """Bad input: one line saying what, where and how to mend it. The command line prints it and exits with 2."""
+    """Invalid input. The message is one line: what is wrong, where, and what to do.
+
+    The command line prints the message and exits with status 2.
+    """
 
 
 class OneProcessError(UserError):
-    """Of one process of a launch, which no other would report."""
+    """An error of a single process of a distributed launch, which no other process reports."""
 
 
 def not_installed(error: ImportError, extra: str = "retrieval") -> UserError:
-    """What to raise where a package of an optional extra cannot be imported."""
+    """Return the error to raise if a package of the optional ``extra`` cannot be imported."""
     return UserError(f'{error.name} is not installed; run pip install "rag-train[{extra}]"')

@@ -1,20 +1,50 @@
-"""Files: written whole or not at all, and known by their hashes."""
+"""Atomic writing of files, reading of JSON Lines records, and file hashes."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from rag_train.errors import UserError
+
+T = TypeVar("T", bound=BaseModel)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``path``, its folder included; whoever reads it meanwhile sees what was there before."""
+    """Write ``text`` to ``path`` and create its directory if necessary.
+
+    The write is atomic: readers see either the old contents or the new contents.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
 
 
+def write_records(path: Path, records: Iterable[BaseModel]) -> None:
+    """Write ``records`` to ``path`` as JSON Lines, atomically."""
+    write_text(path, "".join(f"{record.model_dump_json()}\n" for record in records))
+
+
+def read_records(path: Path, kind: type[T], remedy: str = "run again the command that wrote it") -> list[T]:
+    """Read a JSON Lines file that this package wrote, with one record of type ``kind`` per line.
+
+    Raises UserError, whose message ends with ``remedy``, if the file is missing or a line is not a valid record.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="\n") as file:
+            return [kind.model_validate_json(line) for line in file]
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; {remedy}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: damaged ({type(error).__name__}); {remedy}") from error
+
+
 def sha256(path: Path) -> str:
-    """Of a file's contents."""
+    """Return the SHA-256 of a file's contents."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

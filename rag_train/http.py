@@ -1,4 +1,4 @@
-"""What all HTTP clients share: sending that tries again."""
+"""Sending HTTP requests with retries, for all clients."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ except ImportError as error:
     raise not_installed(error) from error
 
 BUSY = (429, 502, 503, 504)
-"""Statuses that a later attempt may not meet: a quota, or a proxy whose server is restarting."""
+"""Statuses of temporary failures: an exceeded rate limit, or a proxy whose server is restarting."""
 LONGEST_WAIT = 30.0
-"""Seconds between two attempts at most; a server that asks for more is not asked again."""
+"""Maximum wait between two attempts in seconds; if a server asks for a longer wait, there is no further attempt."""
 
 
 def send(client: httpx.Client, method: str, url: str, retries: int, **content: Any) -> httpx.Response:
-    """The response to a request, sent again up to ``retries`` times after `BUSY` statuses and connection errors.
+    """Send a request, with up to ``retries`` further attempts after `BUSY` statuses and connection errors.
 
-    Waits as long as the server's Retry-After says, or twice as long before each attempt, from 0.1 s, at random
-    up to half of it less, so that many clients do not come back at once.
+    The wait before an attempt is 0.1 s, doubled for each further attempt and reduced at random by up to a half, so
+    that many clients do not return at the same moment; or the server's Retry-After, if that is longer.
 
     Returns:
-        The response; of status in `BUSY` if the last attempt still was, or if it asks for more than
-        `LONGEST_WAIT` seconds.
+        The response. Its status is in `BUSY` if the last attempt failed, or if the server asks for a wait of more
+        than `LONGEST_WAIT` seconds.
 
     Raises:
-        httpx.TransportError: if the last attempt found no server, lost it, or timed out.
+        httpx.TransportError: if the last attempt cannot connect, loses the connection, or times out.
     """
     for attempt in range(retries + 1):
         wait = min(LONGEST_WAIT, 0.1 * 2**attempt) * random.uniform(0.5, 1)
@@ -50,7 +50,7 @@ def send(client: httpx.Client, method: str, url: str, retries: int, **content: A
 
 
 def retry_after(response: httpx.Response) -> float | None:
-    """Seconds of the Retry-After header, given as a number or as a date; None without a readable one."""
+    """Return the seconds of the Retry-After header, a number or a date; None if it is missing or invalid."""
     value = response.headers.get("retry-after", "")
     if value.isascii() and value.isdigit():
         return float(value)

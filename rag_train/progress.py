@@ -1,4 +1,4 @@
-"""Progress bars with rate and time left, on standard error."""
+"""Progress bars on standard error, with rate and remaining time."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ console = Console(stderr=True, highlight=False)
 
 
 class _Rate(ProgressColumn):
+    """The speed of a task, in steps per second or seconds per step."""
+
     def render(self, task: RichTask) -> Text:
         speed = task.finished_speed or task.speed
         return Text("" if not speed else f"{speed:,.1f}/s" if speed >= 1 else f"{1 / speed:,.1f} s each")
@@ -21,7 +23,11 @@ class _Rate(ProgressColumn):
 
 @contextmanager
 def progress(label: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
-    """Yields ``advance(steps=1, note="")``. Where standard error is no terminal, one line is printed at the end."""
+    """Show a progress bar, of which ``done`` steps are already completed.
+
+    Yields a function ``advance(steps=1, note=None)`` that moves the bar and sets the note at its end. If standard
+    error is not a terminal, a single line is printed at the end.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -41,7 +47,7 @@ def progress(label: str, total: int, done: int = 0) -> Iterator[Callable[..., No
     bar.start()
     try:
         yield advance
-    except BaseException:  # the error is all there is to say
+    except BaseException:  # only the error message is shown, not the unfinished bar
         bar.live.transient, console.quiet = True, not console.is_interactive
         raise
     finally:
@@ -50,7 +56,7 @@ def progress(label: str, total: int, done: int = 0) -> Iterator[Callable[..., No
 
 
 def up_to(advance: Callable[..., None]) -> Callable[[int], None]:
-    """For callbacks that are told how much has been done in all: moves the bar there."""
+    """Return a callback that takes the total number of completed steps and moves the bar there."""
     reached = 0
 
     def move(done: int) -> None:

@@ -1,4 +1,4 @@
-"""What a result came of: code version, machine, library versions."""
+"""The provenance of a result: code version, machine and library versions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rag_train.files import write_text
 
 @cache
 def code_version() -> str:
-    """The package's version and, in a git checkout, its commit ("+" if files were changed since)."""
+    """Return the package's version and, in a git checkout, its commit, with "+" if files have changed since."""
     root = Path(__file__).parents[1]
     try:
         out = subprocess.run(
@@ -33,7 +33,7 @@ def code_version() -> str:
 
 
 def machine() -> dict[str, str]:
-    """Processor, cores, memory and the versions of the libraries that decide results and speed."""
+    """Return the processor, cores, memory, and the versions of the libraries that affect results and speed."""
     info = {"python": platform.python_version(), "system": platform.system(), "cores": str(os.cpu_count())}
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -50,13 +50,13 @@ def machine() -> dict[str, str]:
 
 
 def save_result(path: Path, result: dict[str, Any]) -> None:
-    """Write a benchmark's result as JSON, with the machine and the code that it came of."""
+    """Write a benchmark's result as JSON, together with the machine and the code version."""
     whole = {"machine": machine(), "code_version": code_version()} | result
     write_text(path, json.dumps(whole, indent=1, default=str) + "\n")
 
 
 def weights_sha256(directory: str) -> str | None:
-    """Hash of the weights of a model or an adapter, wherever they lie; None for a name of the Hub."""
+    """Return the SHA-256 of the weights in a model's or adapter's directory; None for a hub name."""
     weights = sorted(Path(directory).glob("*.safetensors"))
     digest = hashlib.sha256()
     for path in weights:

@@ -1,7 +1,7 @@
-"""Recipes: YAML files that become typed, frozen dataclasses, or one line saying what is wrong and where.
+"""Recipes: YAML files that are read into typed, frozen dataclasses.
 
-A recipe is plain data: the loader builds no objects, expands no variables and runs no code. Whatever can be
-wrong with the text is found here, before anything heavy is imported.
+A recipe is plain data: the loader builds no objects, expands no variables and runs no code. Every mistake in the
+file is reported in one line, with its place, before any heavy library is imported.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from rag_train.errors import UserError
+from rag_train.files import write_text
 
 T = TypeVar("T")
 
 
 class Key(NamedTuple):
-    """One key of a recipe, as ``--help`` lists it; ``default`` is YAML text, or "required"."""
+    """A recipe key as ``--help`` lists it; ``default`` is YAML text, or "required"."""
 
     name: str
     type: str
@@ -36,7 +37,7 @@ class Key(NamedTuple):
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML follows YAML 1.1, where ``1e-5`` lacks the dot of a float and is a string; YAML 1.2 has it right."""
+    """A YAML loader that reads ``1e-5`` as a float, as YAML 1.2 does; in PyYAML's YAML 1.1 it is a string."""
 
 
 _Loader.add_implicit_resolver(
@@ -45,37 +46,44 @@ _Loader.add_implicit_resolver(
 
 
 def load_recipe(cls: type[T], path: str | Path, overrides: Sequence[str] = ()) -> T:
-    """Read ``path`` into the dataclass ``cls``; ``overrides`` are ``dotted.key=value``, the value in YAML.
+    """Read the recipe at ``path`` into the dataclass ``cls``.
 
-    Types are strict (no "3" for 3), except that an integer will do for a float. Raises UserError, in one line
-    with the file, the line, the key and the remedy, for whatever does not fit.
+    ``overrides`` are ``dotted.key=value``, with the value in YAML. Types are strict ("3" is not accepted for 3),
+    except that an integer is accepted for a float. A ``__post_init__`` of ``cls`` may raise UserError for keys that
+    do not fit together; its message starts with one of the keys.
+
+    Raises UserError if the recipe is not valid: one line with the file, the line, the key and the remedy.
     """
     data, places = _read(Path(path))
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:
-            raise UserError(f"override {override!r}: not of the form key=value; write for example lr=1e-5")
+            raise UserError(f"override {override!r}: not of the form key=value; write, for example, lr=1e-5")
         try:
             value = yaml.load(text, _Loader)
         except yaml.YAMLError as error:
             raise UserError(f"override {override!r}: the value is not YAML; quote it") from error
         _assign(data, key.split("."), value, override)
         places[key] = f"override {override!r}"
+        for parent in _parents(key):
+            places.setdefault(parent, places[key])
     try:
         # JSON mode: strict about scalars, but a list may become a tuple and a string a path.
         return TypeAdapter(cls).validate_json(json.dumps(data, default=str), strict=True, extra="forbid")
     except ValidationError as error:
         raise UserError(_explain(cls, error, places)) from None
+    except UserError as error:
+        raise UserError(f"{_place(re.split('[:=]', str(error))[0], places)}: {error}") from None
 
 
 def save_recipe(recipe: Any, path: str | Path) -> None:
-    """Write ``recipe`` with every default filled in; ``load_recipe`` reads it back equal."""
+    """Write ``recipe`` to ``path`` with all defaults filled in; `load_recipe` reads an equal recipe from it."""
     plain = TypeAdapter(type(recipe)).dump_python(recipe, mode="json")
-    Path(path).write_text(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    write_text(Path(path), yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
 
 
 def describe(cls: type) -> list[Key]:
-    """Every key of the recipe dataclass ``cls``, nested ones dotted, with the docstring below its field."""
+    """Return all keys of the recipe dataclass ``cls``, nested keys dotted; the help is the field's docstring."""
     return list(_describe(cls, ""))
 
 
@@ -91,8 +99,8 @@ def _describe(cls: type, prefix: str) -> Iterator[Key]:
 
 
 def _attribute_docstrings(cls: type) -> dict[str, str]:
-    found = {}
-    for base in reversed(cls.__mro__[:-1]):  # all but object
+    docstrings = {}
+    for base in reversed(cls.__mro__[:-1]):  # without object
         definition = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         assert isinstance(definition, ast.ClassDef)
         for field, after in zip(definition.body, definition.body[1:], strict=False):
@@ -101,12 +109,12 @@ def _attribute_docstrings(cls: type) -> dict[str, str]:
                 and isinstance(after, ast.Expr)
                 and isinstance(after.value, ast.Constant)
             ):
-                found[ast.unparse(field.target)] = " ".join(str(after.value.value).split())
-    return found
+                docstrings[ast.unparse(field.target)] = " ".join(str(after.value.value).split())
+    return docstrings
 
 
 def type_name(hint: Any) -> str:
-    """A type as a user is to read it: "yes|no", "int or null"."""
+    """Return a type as it is written for users: "yes|no", "int or null"."""
     arguments = get_args(hint)
     if get_origin(hint) is Literal:
         return "|".join(a if isinstance(a, str) else json.dumps(a) for a in arguments)
@@ -122,7 +130,7 @@ def type_name(hint: Any) -> str:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The file's data, and the place ("file, line n") of each dotted key; the empty key is the whole file's."""
+    """Return the file's data, and the place ("file, line n") of each dotted key; the empty key is the file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -133,14 +141,14 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         loader = _Loader(text)
         root = loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
-            raise UserError(f"{path}, line 1: a recipe is a mapping; write `key: value` lines")
+            raise UserError(f"{path}, line 1: not a mapping; write `key: value` lines")
         _locate(root, "", path, places)
         return loader.construct_document(root), places
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else 1
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UserError(f"{path}, line {line}: not valid YAML ({problem}); mend the syntax there") from error
+        raise UserError(f"{path}, line {line}: not valid YAML ({problem}); fix the syntax on that line") from error
 
 
 def _locate(node: yaml.Node, prefix: str, path: Path, places: dict[str, str]) -> None:
@@ -160,23 +168,33 @@ def _assign(data: dict[str, Any], keys: list[str], value: Any, override: str) ->
             data[key] = {}
         data = data[key]
         if not isinstance(data, dict):
-            raise UserError(f"override {override!r}: {key!r} has no keys below it; give {key}=value")
+            raise UserError(f"override {override!r}: {key!r} has no nested keys; give {key}=value")
     data[keys[-1]] = value
 
 
+def _parents(key: str) -> Iterator[str]:
+    """Yield the sections that a dotted key is in, the innermost first, and the empty key last."""
+    while key:
+        key = key.rpartition(".")[0]
+        yield key
+
+
+def _place(key: str, places: dict[str, str]) -> str:
+    """Return the place of ``key``, or of the innermost section that is in the file."""
+    return next(places[name] for name in (key, *_parents(key)) if name in places)
+
+
 def _explain(cls: type, error: ValidationError, places: dict[str, str]) -> str:
-    """The first problem in one line; an unknown key first, since it is often why another one is missing."""
+    """Describe the first problem in one line; unknown keys come first, as they often cause a missing key."""
     problem = min(error.errors(), key=lambda e: e["type"] != "unexpected_keyword_argument")
     key = ".".join(str(part) for part in problem["loc"])
     known = {entry.name: entry for entry in describe(cls)}
-    nearest_known = key
-    while nearest_known not in places:
-        nearest_known = nearest_known.rpartition(".")[0]
-    place, message = places[nearest_known], problem["msg"][0].lower() + problem["msg"][1:]
+    place, message = _place(key, places), problem["msg"][0].lower() + problem["msg"][1:]
     if problem["type"] == "unexpected_keyword_argument":
-        near = difflib.get_close_matches(key, known, n=1)
+        moved = [name for name in known if name.rpartition(".")[2] == key]  # a key of a section, given without it
+        near = next(iter(moved or difflib.get_close_matches(key, known, n=1)), None)
         siblings = [name for name in known if name.rpartition(".")[0] == key.rpartition(".")[0]]
-        remedy = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(siblings)}"
+        remedy = f"did you mean {near!r}?" if near else f"the keys are {', '.join(siblings)}"
         return f"{place}: unknown key {key!r}; {remedy}"
     if problem["type"] == "missing":
         entry = known[key]

@@ -1,7 +1,7 @@
-"""The types that every part of rag-train passes on: plain records, validated, without behaviour.
+"""The record types that all parts of rag-train exchange: validated data without behaviour.
 
-Data flows one way: questions -> search -> records -> segments -> batches -> checkpoint -> strategies
--> trajectories -> tables. Each type below is one JSON object a line on disk.
+Data flows in one direction: questions -> search -> training records -> segments -> batches -> checkpoint ->
+strategies -> trajectories -> tables. On disk, each record is a JSON object on a line of its own (JSON Lines).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ SCHEMA_VERSION = 1
 
 
 class Record(BaseModel):
-    """Base of all records: immutable, and strict about unknown fields."""
+    """Base class of all records: immutable, and rejects unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Passage(Record):
-    """One retrievable unit of the corpus (DPR: 100 tokens of an article)."""
+    """A retrievable unit of the corpus, such as 100 words of an article (DPR)."""
 
     id: str
     title: str = ""
@@ -30,25 +30,26 @@ class Passage(Record):
 
 
 class GoldStep(Record):
-    """One annotated hop of a question: what to ask, what the answer is, which passage says so."""
+    """An annotated hop of a question: the subquery, its answer, and the passages that support the answer."""
 
     subquery: str
     answer: str
     passage_ids: list[str] = []
     known: bool | None = None
-    """Whether the fact is inside the model's training text; only the mini world can say."""
+    """Whether the fact is in the model's training text; None if unknown, as for all data but the mini world's."""
     entity: str = ""
-    """What the hop is about, where the dataset says."""
+    """Subject of the hop; empty if the dataset does not state it."""
     value: str = ""
-    """The answer in short, where ``answer`` is a sentence."""
+    """Short form of the answer, if ``answer`` is a sentence."""
 
     @property
     def short(self) -> str:
+        """The short form of the answer."""
         return self.value or self.answer
 
 
 class Question(Record):
-    """A question with every accepted answer. ``answers[0]`` is the canonical one."""
+    """A question with all accepted answers, of which ``answers[0]`` is the canonical answer."""
 
     id: str
     question: str = Field(min_length=1)
@@ -61,40 +62,42 @@ class Question(Record):
 
     @field_validator("answers")
     @classmethod
-    def _some_answer(cls, answers: list[str]) -> list[str]:
+    def _has_answer(cls, answers: list[str]) -> list[str]:
         if not any(answer.strip() for answer in answers):
             raise ValueError("every answer is blank")
         return answers
 
 
 class Decision(StrEnum):
-    """The atomic decision at a subquery (DeepRAG, section 3.1)."""
+    """The atomic decision at a subquery: retrieve, or answer from parametric knowledge (DeepRAG, section 3.1)."""
 
     RETRIEVE = "retrieve"
     PARAMETRIC = "parametric"
 
 
 class Step(Record):
-    """One (subquery, response) of a trajectory; passages only where the decision was to retrieve."""
+    """A subquery of a trajectory and its answer, with passages if the decision was to retrieve."""
 
     subquery: str
     decision: Decision
     passages: list[Passage] = []
     answer: str = ""
     retrieve_probability: float | None = None
-    """Probability the controller gave to retrieving, renormalised over the two decisions."""
+    """The controller's probability of retrieving, renormalized over the two decisions."""
     queries: list[str] = []
-    """What was asked of the retriever, where that is not just the subquery."""
+    """Queries sent to the retriever; empty if the subquery itself was the only query."""
     round: int | None = None
-    """Steps of one round ran at the same time (a plan's depth, an iteration); None: after the step before."""
+    """Number of the round: steps of the same round (a depth of a plan, an iteration) run at the same time. None for
+    a step that runs after the previous step."""
     node: str = ""
-    """What the step is called: a plan's Q2.1, an outline's entity."""
+    """Name of the step, such as the node ``Q2.1`` of a plan or an entity of an outline."""
 
 
 class PlanNode(Record):
-    """A subquery of a plan; ``<A1.1>`` in its text stands for the answer of node ``Q1.1`` (PlanRAG, section 4.1).
+    """A subquery of a plan (PlanRAG, section 4.1).
 
-    A node without parents hangs from the question itself.
+    The tag ``<A1.1>`` in the subquery stands for the answer of node ``Q1.1``. A node without parents is a child of
+    the question itself.
     """
 
     id: str
@@ -103,23 +106,23 @@ class PlanNode(Record):
 
 
 class Plan(Record):
-    """A directed acyclic graph of subqueries, parents before children; no nodes: the question is atomic."""
+    """A directed acyclic graph of subqueries, with parents before children. An atomic question has no nodes."""
 
     nodes: list[PlanNode] = []
 
 
 class LLMCall(Record):
-    """One engine call: which module of the strategy asked, and what it cost in tokens."""
+    """An engine call: the strategy's module that made the call, and the token counts."""
 
     module: str
     prompt_tokens: int
     completion_tokens: int
     order: int = 0
-    """How many calls, itself counted, must be made one after the other to have made this one."""
+    """Number of sequential calls up to and including this call."""
 
 
 class Trajectory(Record):
-    """Everything a strategy did for one question; every figure of the papers is counted from these."""
+    """The complete record of a strategy's work on one question, from which the papers' figures are computed."""
 
     question_id: str
     question: str
@@ -133,36 +136,36 @@ class Trajectory(Record):
     outline: dict[str, list[str]] = {}
     """Knowledge by entity (DualRAG, section 3.1.2)."""
     notes: dict[str, str] = {}
-    """What else was decided: a route, why a plan was not followed."""
+    """Other decisions, such as the question's route or the reason why a plan was not followed."""
 
     @property
     def retrievals(self) -> int:
-        """Queries put to a retriever."""
+        """Number of queries sent to a retriever."""
         return sum(max(1, len(s.queries)) for s in self.steps if s.decision is Decision.RETRIEVE)
 
     @property
     def critical_path(self) -> int:
-        """Engine calls one after the other, however many are made at the same time."""
+        """Length of the longest chain of sequential engine calls."""
         return max((call.order for call in self.calls), default=0)
 
     @property
     def rounds(self) -> int:
-        """Steps one after the other: those of one round count once (HANRAG, section 5.2)."""
+        """Number of sequential steps; the steps of a round count once (HANRAG, section 5.2)."""
         return len({i if step.round is None else f"round {step.round}" for i, step in enumerate(self.steps)})
 
 
 class Segment(Record):
-    """A stretch of transcript; ``trained`` says whether the controller is to learn to write it."""
+    """A part of a transcript; ``trained`` says whether the controller learns to write it."""
 
     text: str
     trained: bool
 
 
 class SFTRecord(Record):
-    """An example of supervised fine-tuning: a trajectory (DeepRAG's Stage I) or one module's completion.
+    """An example for supervised fine-tuning: a trajectory (DeepRAG, Stage I) or a module's completion.
 
-    ``prompt`` and ``completion`` are TRL's prompt-completion shape; ``segments`` concatenate to
-    ``completion`` and carry the loss mask, which TRL's shape cannot express.
+    ``prompt`` and ``completion`` follow TRL's prompt-completion format. The texts of ``segments`` concatenate to
+    ``completion``; their flags are the loss mask, which TRL's format cannot express.
     """
 
     id: str
@@ -173,17 +176,17 @@ class SFTRecord(Record):
     answer: str = ""
     retrievals: int = 0
     source: str
-    """Whose supervision it is: ``search`` (or ``gold_fallback``, where no path was right and the recipe allows
-    it), ``gold`` annotations, a ``teacher`` model."""
+    """Origin of the supervision: ``search``, ``gold`` annotations, a ``teacher`` model, or ``gold_fallback`` (gold
+    annotations because the search found no correct path, if the recipe allows that)."""
     task: str = ""
-    """The module that is trained, for systems made of modules."""
+    """Name of the trained module, for systems that consist of modules."""
 
 
 class PreferencePair(Record):
-    """A Stage II training example in TRL's preference shape, at one node of a trajectory.
+    """A preference pair (DeepRAG, Stage II) in TRL's format, at one node of a trajectory.
 
-    ``prompt[:history_start]`` is the question's prompt, ``prompt[history_start:]`` the transcript so far:
-    with a chat model the two belong to different turns.
+    ``prompt[:history_start]`` is the question's prompt and ``prompt[history_start:]`` the transcript so far. With a
+    chat model, they belong to different turns.
     """
 
     id: str
@@ -192,4 +195,4 @@ class PreferencePair(Record):
     rejected: str
     history_start: int
     node: int
-    """Depth of the node on its path, from 0."""
+    """Depth of the node in the trajectory, counted from 0."""

@@ -1,1 +1,0 @@
-"""The page of an evaluation matrix: one HTML file that works offline."""

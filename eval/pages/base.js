@@ -1,11 +1,11 @@
-// What the other scripts share. Texts of models and documents become text nodes only, never markup.
+// Helpers of the other scripts. Texts of models and documents are inserted as text nodes only, never as markup.
 "use strict";
 const $ = id => document.getElementById(id);
 
-/** Children in one list without what is absent, so that `condition && child` can stand for one. */
+/** Flattens children and drops absent ones, so that `condition && child` can be a child. */
 const present = children => children.flat().filter(child => ![undefined, null, false, ""].includes(child));
 
-/** Creates elements in a namespace: attributes (null and false are left out), then children; strings become text. */
+/** Returns a function that creates an element with attributes (except null and false) and children; strings become text. */
 const maker = create => (tag, attributes = {}, ...children) => {
   const node = create(tag);
   for (const [key, value] of Object.entries(attributes)) {
@@ -18,14 +18,14 @@ const maker = create => (tag, attributes = {}, ...children) => {
 const el = maker(tag => document.createElement(tag));
 const svg = maker(tag => document.createElementNS("http://www.w3.org/2000/svg", tag));
 
-/** Replaces the children of a node, keeping the focus on what has the same data-key. */
+/** Replaces the children of a node; the focus stays on the element with the same data-key. */
 function fill(node, ...children) {
   const key = node.contains(document.activeElement) ? document.activeElement.dataset.key : null;
   node.replaceChildren(...present(children));
-  if (key) [...node.querySelectorAll("[data-key]")].find(one => one.dataset.key === key)?.focus();
+  if (key) [...node.querySelectorAll("[data-key]")].find(child => child.dataset.key === key)?.focus();
 }
 
-const some = (count, one, more = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : more}`;
+const plural = (count, noun, nouns = `${noun}s`) => `${count.toLocaleString("en")} ${count === 1 ? noun : nouns}`;
 const fixed = (value, digits) => value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }).replace("-", "−");
 const percent = (value, digits = 1) => fixed(100 * value, digits);
 const short = (text, most) => (text.length > most ? `${text.slice(0, most - 1).trimEnd()}…` : text);
@@ -37,16 +37,16 @@ const TITLES = { em: "Exact match", f1: "F1", accuracy: "Accuracy", success: "Re
   compound: "Compound accuracy", rouge2: "ROUGE-2", rouge_l: "ROUGE-L", judge: "Judge" };
 const MEASURES = Object.fromEntries(Object.entries(TITLES).filter(([key]) => index.configurations.some(config => config.overall[key])));
 const COSTS = { retrievals: "Retrievals", rounds: "Rounds", llm_calls: "Calls", tokens: "Tokens", completion_tokens: "Tokens written" };
-const FOLDED = 15;  // rows of a table, as in the style
+const FOLDED = 15;  // rows of a folded table, as in matrix.css
 const digits = cost => (cost.endsWith("tokens") ? 0 : 2);
 index.configurations.forEach(config => config.cells.forEach(number => { index.cells[number].config = config; }));
 
-// The blocks come after this script: first what the list of examples needs, then, longest, what examples need.
+// The blocks follow this script: first the blocks of the example list, then the longer blocks of the examples.
 const arrived = new Promise(resolve => document.addEventListener("arrived", resolve));
 const whole = new Promise(resolve => document.addEventListener("DOMContentLoaded", resolve));
 const unpacked = new Map();
 
-/** The value of a data block, unpacked once. */
+/** Returns the value of a data block, unpacked once. */
 function block(name) {
   if (!unpacked.has(name)) unpacked.set(name, unpack(name));
   return unpacked.get(name);
@@ -59,12 +59,12 @@ async function unpack(name) {
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
 }
 
-/** One value of a block that is cut into chunks. */
+/** Returns a value of a block that is split into chunks. */
 async function entry(name, number, size) {
   return (await block(`${name}-${Math.floor(number / size)}`))[number % size];
 }
 
-// -- state: what the reader chose; the address holds it, so that a link leads to the same view --
+// -- state: the reader's choices, stored in the address, so that a link opens the same view --
 
 const EMPTY = { section: "", dataset: "", metric: "em", cost: "retrievals", sort: "", boundary: "facts", a: "", b: "",
   outcome: "", hops: "", type: "", search: "", example: "" };
@@ -78,7 +78,7 @@ function readAddress() {
 
 let writing = 0;
 
-/** Writes the address, a moment later: browsers refuse many changes a second. */
+/** Writes the address after a delay, because browsers limit the changes per second. */
 function writeAddress() {
   clearTimeout(writing);
   writing = setTimeout(() => {
@@ -89,17 +89,17 @@ function writeAddress() {
 
 // -- configurations and cells by name --
 
-/** Those of the dataset on show, best first by the measure. */
+/** Returns the configurations of the selected dataset, best first by the selected measure. */
 function shown() {
   return index.configurations
     .filter(config => config.dataset === state.dataset)
     .sort((a, b) => (b.overall[state.metric]?.[0] ?? -1) - (a.overall[state.metric]?.[0] ?? -1));
 }
 
-/** Names a configuration by its strategy, and by what else differs in its dataset. */
+/** Names a configuration by its strategy, and by model and retriever if they differ within its dataset. */
 function named(config) {
-  const others = index.configurations.filter(one => one.dataset === config.dataset);
-  const differs = key => others.some(one => one[key] !== config[key]);
+  const others = index.configurations.filter(other => other.dataset === config.dataset);
+  const differs = key => others.some(other => other[key] !== config[key]);
   return ["strategy", "model", "retriever"].filter(key => key === "strategy" || differs(key)).map(key => config[key]).join(" · ");
 }
 
@@ -110,14 +110,14 @@ function cellName(cell) {
 
 const cellOf = slot => index.cells.find(cell => cell.id === state[slot]) ?? null;
 
-/** "a" or "b" where a configuration is one of the two that are compared, else "". */
+/** Returns "a" or "b" if the configuration is selected for comparison, else "". */
 const slotOf = config => ["a", "b"].find(slot => cellOf(slot)?.config === config) ?? "";
 
 for (const config of index.configurations) config.name = named(config);
 
 // -- parts of plots --
 
-/** A linear or logarithmic map from [lo, hi] to [start, end], with round ticks. */
+/** Returns a linear or logarithmic map from [lo, hi] to [start, end], with round ticks. */
 function scale(lo, hi, start, end, log = false) {
   const warp = log ? Math.log10 : value => value;
   const map = value => start + (warp(value) - warp(lo)) / (warp(hi) - warp(lo)) * (end - start);
@@ -137,7 +137,7 @@ function roundStep(span) {
   return Math.max(...[1, 2, 5].map(m => m * power).filter(step => step <= span / 4 * (1 + 1e-9)));
 }
 
-/** From zero, or near the least, to a round number. */
+/** Returns round ends of a scale for values; the lower end is zero if zero is near. */
 function span(values) {
   const least = Math.min(...values), most = Math.max(...values);
   const lo = least < 0.5 * most ? 0 : least;
@@ -146,8 +146,8 @@ function span(values) {
   return [Math.floor(lo / step + 1e-9) * step, Math.ceil(hi / step - 1e-9) * step];
 }
 
-/** An interval as a line with a mark, for table cells; `most` is the end of the scale. */
-function drawn([mean, lo, hi], most, text) {
+/** Draws an interval as a line with a mark, for table cells; `most` is the end of the scale. */
+function drawInterval([mean, lo, hi], most, text) {
   const x = value => 4 + 72 * Math.min(1, Math.max(0, value / most));
   return svg("svg", { class: "interval", viewBox: "0 0 80 12", role: "img", "aria-label": text },
     svg("line", { class: "grid", x1: 4, x2: 76, y1: 6, y2: 6 }),
@@ -157,7 +157,7 @@ function drawn([mean, lo, hi], most, text) {
 
 const ends = ([, lo, hi], format) => `[${format(lo)}, ${format(hi)}]`;
 
-/** Draws again when the width of a plot's place changes; `draw` is given the width. */
+/** Returns a function that calls `draw` with the width of `node`; redraws when the width changes. */
 function sized(node, draw) {
   let last = 0;
   const again = () => { last = node.clientWidth; if (last) draw(last); };
@@ -165,7 +165,7 @@ function sized(node, draw) {
   return again;
 }
 
-/** Hides the rows of a long table or list beyond the first, but A's and B's, behind a button. */
+/** Adds a button that shows all rows of a long table or list; A and B are always visible. */
 function fold(id, rows) {
   const button = $(`more-${id}`);
   button.hidden = rows <= FOLDED;
@@ -173,7 +173,7 @@ function fold(id, rows) {
   button.onclick = () => { $(id).classList.toggle("unfolded"); fold(id, rows); };
 }
 
-/** A set of radio buttons that choose a value of the state. */
+/** Fills a fieldset with radio buttons that select a value of the state. */
 function choices(id, key, options) {
   const legend = $(id).querySelector("legend");
   fill($(id), legend, options.map(([value, text, count]) => el("label", {},

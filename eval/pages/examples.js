@@ -1,30 +1,30 @@
-// The browser of examples: a list that draws only the rows in view, and A's and B's trajectories side by side.
+// The example browser: a list that draws only its visible rows, and the trajectories of A and B side by side.
 
-const ROW = 56;  // height of a row in pixels, as in the style
+const ROW = 56;  // height of a row in pixels, as in matrix.css
 let opening = 0;
-let pair = null;  // the questions of A (and B), and how each answered them
-let found = [];  // numbers of the questions that pass the filters
-let current = -1;  // number of the question on show
+let pair = null;  // the questions and outcomes of A (and B)
+let matches = [];  // numbers of the questions that pass the filters
+let current = -1;  // number of the selected question
 
-/** Unpacks questions and outcomes of A and B; the newest call wins. */
+/** Unpacks questions and outcomes of A and B; returns false if a later call has started. */
 async function openPair() {
   const mine = ++opening;
   const cells = ["a", "b"].map(cellOf).filter(Boolean);
   const numbers = cells.map(cell => index.cells.indexOf(cell));
   const [questions, ...outcomes] = await Promise.all([block(`questions-${cells[0].set}`), ...numbers.map(number => block(`outcomes-${number}`))]);
   if (mine !== opening) return false;
-  const haystack = questions.map((question, i) => [question.question, ...question.answers, ...outcomes.map(one => one.answers[i] ?? "")].join("\n").toLowerCase());
+  const haystack = questions.map((question, i) => [question.question, ...question.answers, ...outcomes.map(cell => cell.answers[i] ?? "")].join("\n").toLowerCase());
   pair = { cells, numbers, questions, outcomes, haystack, byId: new Map(questions.map((question, i) => [question.id, i])) };
   return true;
 }
 
-/** "10": A right, B wrong. By the measure where it is accuracy, else by exact match. */
-const outcome = number => pair.outcomes.map(one => one[state.metric === "accuracy" ? "accuracy" : "em"][number]).join("");
+/** Returns a digit per cell, such as "10" if A is right and B wrong; by accuracy if it is the measure, else by exact match. */
+const outcome = number => pair.outcomes.map(cell => cell[state.metric === "accuracy" ? "accuracy" : "em"][number]).join("");
 
 async function drawExamples(opened) {
   if (opened && !(await openPair())) return;
   if (!pair) return;
-  options("hops", "Any hops", pair.questions.map(question => question.hops), value => some(value, "hop"));
+  options("hops", "Any hops", pair.questions.map(question => question.hops), value => plural(value, "hop"));
   options("type", "Any type", pair.questions.map(question => question.type), value => value);
   const words = state.search.toLowerCase().split(/\s+/).filter(Boolean);
   const passing = pair.questions.map((_, i) => i).filter(i => {
@@ -35,17 +35,17 @@ async function drawExamples(opened) {
   for (const number of passing) counts[outcome(number)] = (counts[outcome(number)] ?? 0) + 1;
   choices("outcomes", "outcome", outcomes().map(([code, text]) => [code, text, code ? counts[code] ?? 0 : passing.length]));
   paired(passing.length, counts);
-  found = passing.filter(number => !state.outcome || outcome(number) === state.outcome);
-  $("count").textContent = found.length === pair.questions.length ? some(found.length, "example") : `${found.length.toLocaleString("en")} of ${some(pair.questions.length, "example")}`;
+  matches = passing.filter(number => !state.outcome || outcome(number) === state.outcome);
+  $("count").textContent = matches.length === pair.questions.length ? plural(matches.length, "example") : `${matches.length.toLocaleString("en")} of ${plural(pair.questions.length, "example")}`;
   if ($("search").value !== state.search) $("search").value = state.search;
-  $("rows").style.height = `${ROW * found.length}px`;
+  $("rows").style.height = `${ROW * matches.length}px`;
   await drawChosen();
 }
 
-/** The example that the state names, or the first. */
+/** Draws the example of the state, or the first example. */
 async function drawChosen() {
   const wanted = pair.byId.get(state.example);
-  current = found.includes(wanted) ? wanted : found[0] ?? -1;
+  current = matches.includes(wanted) ? wanted : matches[0] ?? -1;
   reveal();
   drawRows();
   await drawExample();
@@ -64,13 +64,13 @@ function options(id, any, values, name) {
   $(id).value = state[id];
 }
 
-/** The paired difference between A and B with its interval, and McNemar's exact test. */
+/** Shows the paired difference between A and B with its interval, and McNemar's exact test. */
 function paired(n, counts) {
   const { "10": wins = 0, "01": losses = 0 } = counts;
   $("paired").hidden = pair.cells.length < 2 || !n;
   const d = (wins - losses) / n, half = 1.96 * Math.sqrt(Math.max(0, (wins + losses) / n - d * d) / n);
   const signed = value => `${value < 0 ? "−" : "+"}${percent(Math.abs(value))}`;
-  $("paired").textContent = `A − B over ${n === pair.questions.length ? "all" : "these"} ${some(n, "question")}: ${signed(d)} points [${signed(d - half)}, ${signed(d + half)}] `
+  $("paired").textContent = `A − B over ${n === pair.questions.length ? "all" : "the selected"} ${plural(n, "question")}: ${signed(d)} points [${signed(d - half)}, ${signed(d + half)}] `
     + `${state.metric === "accuracy" ? "accuracy" : "exact match"}, McNemar's exact test p = ${mcnemar(wins, losses).toPrecision(2)}.`;
 }
 
@@ -88,16 +88,16 @@ function mcnemar(wins, losses) {
 
 function drawRows() {
   const from = Math.max(0, Math.floor($("list").scrollTop / ROW) - 4);
-  const to = Math.min(found.length, from + Math.ceil($("list").clientHeight / ROW) + 8);
-  fill($("rows"), found.length ? found.slice(from, to).map((number, i) => listed(number, from + i)) : el("p", { class: "empty" }, "No example passes these filters. ",
+  const to = Math.min(matches.length, from + Math.ceil($("list").clientHeight / ROW) + 8);
+  fill($("rows"), matches.length ? matches.slice(from, to).map((number, i) => listRow(number, from + i)) : el("p", { class: "empty" }, "No example matches the filters. ",
     el("button", { type: "button", on: { click: () => update({ outcome: "", hops: "", type: "", search: "" }) } }, "Show all")));
   if (current < 0) $("list").removeAttribute("aria-activedescendant");
   else $("list").setAttribute("aria-activedescendant", `example-${current}`);
 }
 
-function listed(number, at) {
+function listRow(number, at) {
   const question = pair.questions[number], code = outcome(number);
-  const row = el("div", { role: "option", id: `example-${number}`, "aria-selected": String(number === current), "aria-posinset": at + 1, "aria-setsize": found.length,
+  const row = el("div", { role: "option", id: `example-${number}`, "aria-selected": String(number === current), "aria-posinset": at + 1, "aria-setsize": matches.length,
     on: { click: () => { show(number); enter(); } } },
     el("span", { class: "marks" }, [...code].map((digit, i) => verdict(digit === "1", "AB"[i]))), el("span", { class: "text" }, question.question));
   row.style.top = `${ROW * at}px`;
@@ -106,9 +106,9 @@ function listed(number, at) {
 
 const verdict = (right, slot) => el("span", { class: right ? "verdict right" : "verdict wrong", "aria-label": `${slot} ${right ? "right" : "wrong"}`, role: "img" }, right ? "✓" : "✗");
 
-/** Scrolls the list to the example on show. */
+/** Scrolls the list to the selected example. */
 function reveal() {
-  const top = ROW * found.indexOf(current), list = $("list");
+  const top = ROW * matches.indexOf(current), list = $("list");
   if (top < list.scrollTop) list.scrollTop = top;
   else if (top + ROW > list.scrollTop + list.clientHeight) list.scrollTop = top + ROW - list.clientHeight;
 }
@@ -120,18 +120,18 @@ function show(number) {
   drawChosen();
 }
 
-/** On narrow screens the example is below the list: go there. */
+/** On narrow screens, scrolls to the example below the list. */
 function enter() {
   if (getComputedStyle($("list").parentNode.parentNode).gridTemplateColumns.split(" ").length < 2) $("example").scrollIntoView();
 }
 
 function move(event) {
   const page = Math.max(1, Math.floor($("list").clientHeight / ROW) - 1);
-  const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -found.length, End: found.length };
+  const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -matches.length, End: matches.length };
   if (event.key === "Enter") {
     $("example").focus();
     $("example").scrollIntoView({ block: "nearest" });
-  } else if (Object.hasOwn(steps, event.key)) show(found[Math.min(found.length - 1, Math.max(0, found.indexOf(current) + steps[event.key]))]);
+  } else if (Object.hasOwn(steps, event.key)) show(matches[Math.min(matches.length - 1, Math.max(0, matches.indexOf(current) + steps[event.key]))]);
   else return;
   event.preventDefault();
 }
@@ -145,7 +145,7 @@ async function drawExample() {
   if (number < 0) return fill($("example"));
   const question = pair.questions[number];
   const trajectories = await Promise.all(numbers.map(cell => entry(`trajectories-${cell}`, number, index.examples)));
-  const wanted = [...new Set(trajectories.flatMap(one => one.steps.flatMap(step => step.passages.map(([passage]) => passage))))];
+  const wanted = [...new Set(trajectories.flatMap(trajectory => trajectory.steps.flatMap(step => step.passages.map(([passage]) => passage))))];
   const passages = new Map(await Promise.all(wanted.map(async passage => [passage, await entry("passages", passage, index.passages)])));
   if (mine !== drawing) return;
   const right = outcome(number);
@@ -154,30 +154,30 @@ async function drawExample() {
 }
 
 function header(question) {
-  const at = found.indexOf(current);
-  const button = (text, to, label) => el("button", { type: "button", "data-key": label, "aria-label": label, disabled: found[to] === undefined, on: { click: () => show(found[to]) } }, text);
-  const facts = [question.id, question.hops && some(question.hops, "hop"), question.type].filter(Boolean).join(" · ");
+  const at = matches.indexOf(current);
+  const button = (text, to, label) => el("button", { type: "button", "data-key": label, "aria-label": label, disabled: matches[to] === undefined, on: { click: () => show(matches[to]) } }, text);
+  const facts = [question.id, question.hops && plural(question.hops, "hop"), question.type].filter(Boolean).join(" · ");
   const gold = question.decomposition ?? [];
   return el("header", {},
     el("p", { class: "meta" }, el("span", {}, facts), el("span", { class: "steppers" }, button("←", at - 1, "Previous example"), button("→", at + 1, "Next example"))),
     el("h3", {}, question.question),
     el("p", {}, el("span", { class: "soft" }, "Gold answer "), el("b", {}, question.answers[0]), question.answers.length > 1 && el("span", { class: "soft" }, ` or ${question.answers.slice(1).join(" or ")}`)),
-    gold.length > 0 && el("details", { class: "gold" }, el("summary", {}, `Gold decomposition: ${some(gold.length, "hop")}`),
+    gold.length > 0 && el("details", { class: "gold" }, el("summary", {}, `Gold decomposition: ${plural(gold.length, "hop")}`),
       el("ol", {}, gold.map(step => el("li", {}, `${step.subquery} `, el("b", {}, step.value || step.answer), " ", step.known !== undefined && step.known !== null && el("span", { class: "badge open" }, step.known ? "fact known" : "fact unknown"))))));
 }
 
 function card(slot, cell, question, trajectory, passages) {
   const { plan, outline = {}, notes = {}, calls, steps } = trajectory;
   const read = calls.reduce((sum, call) => sum + call[2], 0), written = calls.reduce((sum, call) => sum + call[3], 0);
-  const cost = [some(trajectory.retrievals, "retrieval"), some(trajectory.rounds, "round"), some(calls.reduce((sum, call) => sum + call[1], 0), "call"), some(read + written, "token")];
-  const places = steps.map((step, i) => taken(step, i, question, passages));
+  const cost = [plural(trajectory.retrievals, "retrieval"), plural(trajectory.rounds, "round"), plural(calls.reduce((sum, call) => sum + call[1], 0), "call"), plural(read + written, "token")];
+  const places = steps.map(step => stepItem(step, question, passages));
   return el("section", { class: `card ${slot}`, "aria-label": `${slot.toUpperCase()}: ${cellName(cell)}` },
     el("h4", {}, el("span", { class: "slot" }, slot.toUpperCase()), ` ${cellName(cell)}`),
     el("p", { class: "final" }, el("b", {}, trajectory.answer ?? "No answer"), " ", el("span", { class: `badge ${trajectory.right ? "right" : "wrong"}` }, trajectory.right ? "✓ right" : "✗ wrong"),
       !trajectory.right && trajectory.f1 > 0 && el("span", { class: "soft" }, ` F1 ${percent(trajectory.f1)}`)),
     el("p", { class: "soft" }, cost.join(" · ")),
     trajectory.error && el("p", { class: "problem" }, trajectory.error),
-    plan?.nodes?.length > 0 && el("div", {}, el("h5", {}, "Plan"), el("div", { class: "scroll" }, picture(plan.nodes, steps, places))),
+    plan?.nodes?.length > 0 && el("div", {}, el("h5", {}, "Plan"), el("div", { class: "scroll" }, planGraph(plan.nodes, steps, places))),
     steps.length > 0 && el("div", {}, el("h5", {}, "Steps"), el("ol", { class: "steps" }, places)),
     Object.keys(outline).length > 0 && el("div", {}, el("h5", {}, "Outline"), listing(outline)),
     Object.keys(notes).length > 0 && el("div", {}, el("h5", {}, "Notes"), listing(Object.fromEntries(Object.entries(notes).map(([name, note]) => [name, [note]])))),
@@ -189,16 +189,16 @@ function card(slot, cell, question, trajectory, passages) {
 
 const listing = entries => el("dl", {}, Object.entries(entries).flatMap(([name, lines]) => [el("dt", {}, name), ...lines.map(line => el("dd", {}, line))]));
 
-function taken(step, i, question, passages) {
-  const done = step.retrieved ? "retrieved" : "from memory";
+function stepItem(step, question, passages) {
+  const action = step.retrieved ? "retrieved" : "from memory";
   const judged = step.known === undefined ? null : step.known !== step.retrieved;
-  const badge = judged === null ? ["open", done] : judged ? ["right", `✓ ${done}, fact ${step.known ? "known" : "unknown"}`] : ["wrong", `✗ ${done}, fact ${step.known ? "known" : "unknown"}`];
+  const badge = judged === null ? ["open", action] : judged ? ["right", `✓ ${action}, fact ${step.known ? "known" : "unknown"}`] : ["wrong", `✗ ${action}, fact ${step.known ? "known" : "unknown"}`];
   const asides = [step.node, step.round && `round ${step.round}`, step.retrieve_probability !== undefined && `P(retrieve)\u00a0${step.retrieve_probability.toFixed(2)}`].filter(Boolean);
   return el("li", { class: step.retrieved ? "retrieved" : "memory", tabindex: -1 },
     el("p", { class: "subquery" }, step.subquery),
     el("p", { class: "soft" }, el("span", { class: `badge ${badge[0]}` }, badge[1]), " ", asides.join(" · ")),
-    step.queries && el("p", { class: "soft" }, `Asked: ${step.queries.join(" · ")}`),
-    step.passages.length > 0 && el("details", {}, el("summary", {}, some(step.passages.length, "passage"), el("span", { class: "titles" }, ` ${step.passages.map(([number]) => titled(passages.get(number))).join(" · ")}`)),
+    step.queries && el("p", { class: "soft" }, `Queries: ${step.queries.join(" · ")}`),
+    step.passages.length > 0 && el("details", {}, el("summary", {}, plural(step.passages.length, "passage"), el("span", { class: "titles" }, ` ${step.passages.map(([number]) => titled(passages.get(number))).join(" · ")}`)),
       step.passages.map(([number, score]) => {
         const [id, , text] = passages.get(number);
         return el("blockquote", {}, el("p", {}, el("b", {}, titled(passages.get(number))), question.gold.includes(id) && el("span", { class: "badge right" }, "gold"), score !== null && el("span", { class: "score" }, score.toPrecision(3))), el("p", {}, marked(text, question.answers)));
@@ -208,16 +208,16 @@ function taken(step, i, question, passages) {
 
 const titled = ([id, title]) => title || id;
 
-/** The text with the gold answers in it marked. */
+/** Returns the text with marked gold answers. */
 function marked(text, answers) {
   const words = answers.filter(answer => answer.length > 1).map(answer => answer.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
   if (!words.length) return text;
   return text.split(new RegExp(`(?<![\\p{L}\\p{N}])(${words.join("|")})(?![\\p{L}\\p{N}])`, "giu")).map((part, i) => (i % 2 ? el("mark", {}, part) : part));
 }
 
-/** A plan as a graph: nodes in rows by depth; one that a step has answered is filled, and leads to the step. */
-function picture(nodes, steps, places) {
-  const step = new Map(steps.map((one, i) => [one.node, { ...one, place: places[i] }]));
+/** Draws a plan as a graph: nodes in rows by depth; an answered node is filled and links to its step. */
+function planGraph(nodes, steps, places) {
+  const answered = new Map(steps.map((step, i) => [step.node, { ...step, place: places[i] }]));
   const depth = new Map(), rows = [];
   for (const node of nodes) {
     const deep = 1 + Math.max(-1, ...(node.parents ?? []).map(id => depth.get(id) ?? -1));
@@ -232,7 +232,7 @@ function picture(nodes, steps, places) {
     return svg("path", { class: "edge", d: `M${x1} ${y1 + 16}C${x1} ${y1 + 40} ${x2} ${y2 - 40} ${x2} ${y2 - 16}` });
   }));
   const boxes = nodes.map(node => {
-    const [x, y] = spot(node.id), done = step.get(node.id);
+    const [x, y] = spot(node.id), done = answered.get(node.id);
     const go = event => { event.preventDefault(); done.place.focus(); done.place.scrollIntoView({ block: "nearest" }); };
     const told = `${node.id} ${node.question}`, most = Math.floor(wide / 6.6) - 1;
     return svg(done ? "a" : "g", { class: done ? `node ${done.retrieved ? "retrieved" : "memory"}` : "node", ...(done && { href: "#examples", on: { click: go } }) },

@@ -1,8 +1,8 @@
-"""The numbers of the page's tables and plots: one entry per configuration, its seeds joined.
+"""Numbers for the tables and plots of the page: an entry per configuration, which joins the seeds.
 
-Intervals are two-sided, 95%. With one seed they are over its questions: of scores the summary's own bootstrap, for
-parts of the questions Wilson's (which is not empty where nothing is right, and wide enough for any values in
-[0, 1]), of costs the normal approximation. With several seeds they are Student's t over the seeds' means.
+Intervals are two-sided, 95%. With a single seed they are over its questions: the summary's bootstrap for scores,
+Wilson's interval for scores of a part of the questions (not empty if all answers are wrong, and conservative for
+values in [0, 1]), the normal approximation for costs. With several seeds they are t-intervals of the seeds' means.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from eval.calibration import Calibration
-from eval.matrix import Cell
-from eval.metrics import OPTIONAL, Counts, Interval, Score, across_seeds
+from rag_train.eval.matrix.cell import Cell
+from rag_train.eval.metrics.boundary import DecisionCounts
+from rag_train.eval.metrics.intervals import Interval, across_seeds
+from rag_train.eval.metrics.reliability import Reliability
+from rag_train.eval.metrics.scores import OPTIONAL, Score
 from rag_train.schema import Question
 
 MEASURES = ("em", "f1", "accuracy", *OPTIONAL)
@@ -24,7 +26,7 @@ COSTS = ("retrievals", "rounds", "llm_calls", "tokens", "completion_tokens")
 
 @dataclass(frozen=True)
 class CellData:
-    """A cell with what was read of its files: scores in the order of its questions."""
+    """A cell with its questions, and its scores in the order of the questions."""
 
     cell: Cell
     questions: Sequence[Question]
@@ -32,7 +34,7 @@ class CellData:
 
 
 def configurations(cells: Sequence[CellData]) -> list[dict[str, Any]]:
-    """One entry per (model, strategy, dataset, retriever), in order of first appearance."""
+    """Return an entry per (model, strategy, dataset, retriever), in order of first appearance."""
     groups: dict[tuple[str, str, str, str], list[int]] = {}
     for number, data in enumerate(cells):
         cell = data.cell
@@ -51,12 +53,12 @@ def _figures(group: Sequence[CellData]) -> dict[str, Any]:
     if len(group) == 1:
         [summary] = summaries
         by_bootstrap = {"em": summary.em, "f1": summary.f1, "accuracy": summary.accuracy} | summary.measures
-        overall |= {name: _ends(found) for name, found in by_bootstrap.items() if name in MEASURES}
+        overall |= {name: _triple(bootstrapped) for name, bootstrapped in by_bootstrap.items() if name in MEASURES}
     boundaries = {
         "facts": [summary.fact_boundary for summary in summaries if summary.fact_boundary],
         "cot": [summary.cot_boundary for summary in summaries if summary.cot_boundary],
     }
-    calibrations = {
+    reliabilities = {
         "facts": [summary.fact_calibration for summary in summaries if summary.fact_calibration],
         "cot": [summary.cot_calibration for summary in summaries if summary.cot_calibration],
     }
@@ -70,14 +72,14 @@ def _figures(group: Sequence[CellData]) -> dict[str, Any]:
         "boundaries": {
             name: _counts(sum(counts[1:], start=counts[0])) for name, counts in boundaries.items() if counts
         },
-        "calibrations": {
-            name: _reliability(sum(found[1:], start=found[0])) for name, found in calibrations.items() if found
+        "reliability": {
+            name: _reliability(sum(parts[1:], start=parts[0])) for name, parts in reliabilities.items() if parts
         },
     }
 
 
 def wilson(p: float, n: int) -> tuple[float, float, float]:
-    """A proportion of ``n`` and its 95% interval (Wilson 1927)."""
+    """Return a proportion ``p`` of ``n`` and the ends of its 95% interval (Wilson 1927)."""
     z2 = 1.959964**2
     middle = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = math.sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n * n))) / (1 + z2 / n)
@@ -85,32 +87,35 @@ def wilson(p: float, n: int) -> tuple[float, float, float]:
 
 
 def interval(samples: Sequence[Sequence[Score]], name: str) -> tuple[float, float, float] | None:
-    """Mean and interval of one field over the scores that have it, if any; a sample for each seed."""
-    values = [[value for score in scores if (value := _value(score, name)) is not None] for scores in samples]
-    values = [seed for seed in values if seed]
-    if not values:
+    """Return mean, low and high end of a field over the scores that have it; None if no score has it.
+
+    ``samples`` has the scores of each seed.
+    """
+    by_seed = [[value for score in scores if (value := _value(score, name)) is not None] for scores in samples]
+    by_seed = [values for values in by_seed if values]
+    if not by_seed:
         return None
-    if len(values) > 1:
-        return _ends(across_seeds([fmean(seed) for seed in values]))
-    [only] = values
+    if len(by_seed) > 1:
+        return _triple(across_seeds([fmean(values) for values in by_seed]))
+    [values] = by_seed
     if name in MEASURES:
-        return wilson(fmean(only), len(only))
-    half = 1.959964 * stdev(only) / math.sqrt(len(only)) if len(only) > 1 else 0.0
-    return fmean(only), fmean(only) - half, fmean(only) + half
+        return wilson(fmean(values), len(values))
+    half = 1.959964 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return fmean(values), fmean(values) - half, fmean(values) + half
 
 
 def _value(score: Score, name: str) -> float | None:
     return score.prompt_tokens + score.completion_tokens if name == "tokens" else getattr(score, name)
 
 
-def _ends(interval: Interval) -> tuple[float, float, float]:
+def _triple(interval: Interval) -> tuple[float, float, float]:
     return interval.mean, interval.lo, interval.hi
 
 
 def _parts(group: Sequence[CellData], name: str) -> list[dict[str, Any]]:
-    """The measures over the questions of each number of hops or each type; seeds that have none are left out."""
+    """Return the measures for each value of a question field (``hops`` or ``type``)."""
     values = {getattr(question, name) for data in group for question in data.questions} - {None, ""}
-    out = []
+    parts = []
     for value in sorted(values):
         samples = [
             [
@@ -122,12 +127,12 @@ def _parts(group: Sequence[CellData], name: str) -> list[dict[str, Any]]:
         ]
         samples = [sample for sample in samples if sample]
         measures = {measure: interval(samples, measure) for measure in MEASURES}
-        out.append({"value": value, "questions": sum(map(len, samples))} | measures)
-    return out
+        parts.append({"value": value, "questions": sum(map(len, samples))} | measures)
+    return parts
 
 
 def _tokens(group: Sequence[CellData]) -> list[list[Any]]:
-    """Module, calls, tokens read and tokens written on average for a question."""
+    """Return [module, calls, prompt tokens, completion tokens] of each module, as means per question."""
     uses = [data.cell.summary.tokens for data in group]
     fields = ("calls", "prompt_tokens", "completion_tokens")
     modules = dict.fromkeys(module for use in uses for module in use)
@@ -137,14 +142,14 @@ def _tokens(group: Sequence[CellData]) -> list[list[Any]]:
     ]
 
 
-def _counts(counts: Counts) -> dict[str, Any]:
-    """The table and what DeepRAG's Table 3 makes of it; None for measures of nothing."""
+def _counts(counts: DecisionCounts) -> dict[str, Any]:
+    """Return the confusion matrix and its measures (DeepRAG, Table 3); NaN becomes None."""
     ratios = ("mcc", "f1", "accuracy", "balanced_accuracy", "retrieved_known", "retrieved_unknown")
     values = {name: getattr(counts, name) for name in ratios}
     return counts.model_dump() | {name: None if math.isnan(value) else value for name, value in values.items()}
 
 
-def _reliability(calibration: Calibration) -> dict[str, Any]:
-    """Points of (mean probability, share unknown with its interval, decisions)."""
-    points = [(bin.probability, *wilson(bin.frequency, bin.count), bin.count) for bin in calibration.bins]
-    return {"points": points, "ece": calibration.ece, "steps": calibration.count}
+def _reliability(reliability: Reliability) -> dict[str, Any]:
+    """Return points of (mean probability, share unknown with its interval, decisions), and the ECE."""
+    points = [(bin.probability, *wilson(bin.frequency, bin.count), bin.count) for bin in reliability.bins]
+    return {"points": points, "ece": reliability.ece, "steps": reliability.count}

@@ -1,4 +1,4 @@
-// What the reader does, and what is drawn anew for it.
+// Events, and the parts of the page that each event redraws.
 
 const OVERVIEW = ["dataset", "metric", "cost", "sort", "boundary", "a", "b"];
 const OPENING = ["dataset", "a", "b"];
@@ -12,7 +12,7 @@ function update(changes) {
   drawExamples(keys.some(key => OPENING.includes(key)));
 }
 
-/** Brings the state to something that exists; A and B answer the same questions, those of the `lead`. */
+/** Replaces invalid values of the state; A and B get the same questions, those of the slot `lead`. */
 function settle(lead) {
   const datasets = [...new Set(index.configurations.map(config => config.dataset))];
   if (!datasets.includes(state.dataset)) state.dataset = cellOf("a")?.config.dataset ?? datasets[0];
@@ -35,8 +35,8 @@ function drawOverview() {
   const seeds = new Set(configs.flatMap(config => config.cells.map(number => index.cells[number].seed))).size;
   const sets = new Set(configs.flatMap(config => config.cells.map(number => index.cells[number].set)));
   const questions = [...sets].reduce((sum, set) => sum + index.sets[set], 0);
-  $("about").textContent = `${state.dataset}, ${some(questions, "question")}: ${[some(counted("strategy"), "strategy", "strategies"), some(counted("model"), "model"),
-    some(counted("retriever"), "retriever"), some(seeds, "seed")].join(", ")}.`;
+  $("about").textContent = `${state.dataset}, ${plural(questions, "question")}: ${[plural(counted("strategy"), "strategy", "strategies"), plural(counted("model"), "model"),
+    plural(counted("retriever"), "retriever"), plural(seeds, "seed")].join(", ")}.`;
   fillSelect("metric", Object.entries(MEASURES), state.metric);
   fillSelect("dataset", [...new Set(index.configurations.map(config => config.dataset))].map(name => [name, name]), state.dataset);
   $("dataset").parentNode.hidden = $("dataset").options.length < 2;
@@ -62,7 +62,7 @@ $("list").addEventListener("scroll", () => requestAnimationFrame(drawRows));
 $("list").addEventListener("keydown", move);
 new ResizeObserver(() => pair && drawRows()).observe($("list"));
 
-/** Escape goes back: from a search to all, from the search to the list, from an example to the list. */
+/** Handles Escape: clears the search, then moves from the search or the example to the list. */
 function back() {
   if (document.activeElement === $("search") && $("search").value) update({ search: "" });
   else if ($("search") === document.activeElement || $("example").contains(document.activeElement)) $("list").focus();

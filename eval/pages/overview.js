@@ -1,6 +1,6 @@
 // Leaderboard, cost, parts and tokens.
 
-const ANSWERS = ["em", "f1", "accuracy"];  // what every question has
+const ANSWERS = ["em", "f1", "accuracy"];  // measures that every question has
 const measure = key => ({ key, title: key === "em" ? "EM" : MEASURES[key], best: -1, format: value => percent(value), of: config => config.overall[key] });
 const COLUMNS = [
   { key: "name", title: "Configuration", of: config => config.name },
@@ -30,7 +30,7 @@ function drawBoard() {
   fold("board", configs.length);
   headline(configs);
   const seeds = Math.max(...configs.map(config => config.cells.length));
-  $("intervals").textContent = "EM, F1 and accuracy in percent, costs for a question, with 95% intervals over the "
+  $("intervals").textContent = "EM, F1 and accuracy in percent, costs per question, with 95% intervals over the "
     + (seeds > 1 ? `${seeds} seeds.` : "questions.");
 }
 
@@ -49,7 +49,7 @@ function figure(column, config, most) {
   if (!Array.isArray(value)) return el("td", {}, text);
   const interval = `95% interval ${column.format(value[1])} to ${column.format(value[2])}`;
   if (!column.interval) return el("td", { title: interval }, text);
-  return el("td", { title: interval }, el("span", { class: "with-interval" }, text, drawn(value, most, interval)));
+  return el("td", { title: interval }, el("span", { class: "with-interval" }, text, drawInterval(value, most, interval)));
 }
 
 /** Two buttons that make a configuration A or B. */
@@ -58,15 +58,15 @@ function picks(config) {
     "aria-pressed": String(slotOf(config) === slot), "aria-label": `${slot.toUpperCase()}: ${config.name}`, on: { click: () => pick(slot, config) } }, slot.toUpperCase())));
 }
 
-/** Compares a configuration: its cell over the other slot's questions if there is one, else its first. */
+/** Selects a configuration for comparison: its cell with the other slot's questions if it exists, else its first cell. */
 function pick(slot, config) {
   const other = cellOf(slot === "a" ? "b" : "a");
   const number = config.cells.find(number => index.cells[number].set === other?.set) ?? config.cells[0];
   update({ [slot]: index.cells[number].id });
 }
 
-/** A title within a sentence: "exact match", but "F1". */
-const within = title => (/^[A-Z][a-z]/.test(title) ? title[0].toLowerCase() + title.slice(1) : title);
+/** Returns a title for use within a sentence: "exact match", but "F1". */
+const inSentence = title => (/^[A-Z][a-z]/.test(title) ? title[0].toLowerCase() + title.slice(1) : title);
 
 function headline(configs) {
   const best = shown()[0];
@@ -74,13 +74,13 @@ function headline(configs) {
   const rivals = configs.filter(config => config.overall[state.metric]?.[2] >= best.overall[state.metric][1]);
   const cheap = rivals.reduce((a, b) => (b.overall[state.cost][0] < a.overall[state.cost][0] ? b : a));
   const price = config => `${fixed(config.overall[state.cost][0], digits(state.cost))} ${COSTS[state.cost].toLowerCase()}`;
-  fill($("headline"), el("b", {}, best.name), ` has the best ${within(MEASURES[state.metric])}, ${at(best)} percent, at ${price(best)} a question. `,
-    ...(cheap === best ? ["None whose interval overlaps is cheaper."] : ["The cheapest whose interval overlaps: ", el("b", {}, cheap.name), `, ${at(cheap)} at ${price(cheap)}.`]));
+  fill($("headline"), el("b", {}, best.name), ` has the highest ${inSentence(MEASURES[state.metric])}, ${at(best)} percent, at ${price(best)} per question. `,
+    ...(cheap === best ? ["No configuration with an overlapping interval is cheaper."] : ["The cheapest configuration with an overlapping interval is ", el("b", {}, cheap.name), `, ${at(cheap)} at ${price(cheap)}.`]));
 }
 
 // -- accuracy against cost --
 
-let pointed = null;  // the configuration whose mark is read out
+let pointed = null;  // the configuration of the marked point
 let marks = [];  // {config, x, y} from left to right
 const drawFrontier = sized($("frontier"), width => {
   const configs = shown().filter(config => config.overall[state.metric]);
@@ -104,9 +104,9 @@ const drawFrontier = sized($("frontier"), width => {
   };
   const ordered = [...marks].sort((a, b) => !!slotOf(a.config) - !!slotOf(b.config));
   const picture = svg("svg", { width, height: high, viewBox: `0 0 ${width} ${high}`, tabindex: 0, role: "group", "data-key": "frontier",
-    "aria-label": `${MEASURES[state.metric]} against ${COSTS[state.cost].toLowerCase()}; ← and → move along the marks`,
-    on: { pointermove: nearest, pointerleave: () => point(null), click: event => pointed && pick(event.shiftKey ? "b" : "a", pointed), keydown: along, blur: () => point(null) } },
-    frame(x, y, width, high, `${COSTS[state.cost]} a question${log ? " (logarithmic)" : ""}`, `${MEASURES[state.metric]} (%)`),
+    "aria-label": `${MEASURES[state.metric]} against ${COSTS[state.cost].toLowerCase()}; ← and → move between the marks`,
+    on: { pointermove: pointNearest, pointerleave: () => point(null), click: event => pointed && pick(event.shiftKey ? "b" : "a", pointed), keydown: moveMark, blur: () => point(null) } },
+    frame(x, y, width, high, `${COSTS[state.cost]} per question${log ? " (logarithmic)" : ""}`, `${MEASURES[state.metric]} (%)`),
     svg("polyline", { class: "hull", points: line.map(mark => `${mark.x},${mark.y}`).join(" ") }),
     ordered.map(mark => svg("g", { class: `point ${slotOf(mark.config)}` }, line.includes(mark) || slotOf(mark.config) ? bars(mark) : [],
       svg("circle", { class: "mark", cx: mark.x, cy: mark.y, r: slotOf(mark.config) ? 6.5 : 4.5 }))),
@@ -127,24 +127,24 @@ function frame(x, y, width, high, across, up) {
   ];
 }
 
-/** The marks that no other beats on both axes, from left to right. */
+/** Returns the marks that no other mark beats on both axes, from left to right. */
 function unbeaten() {
   let best = Infinity;
   return [...marks].sort((a, b) => a.x - b.x || a.y - b.y).filter(mark => mark.y < best && ((best = mark.y), true));
 }
 
-/** Names A, B and the line's marks beside them, where they meet no other label and few marks. */
+/** Labels A, B and the marks of the line; if possible, without overlaps and inside the plot. */
 function labels(line, width, high) {
   const taken = marks.map(mark => [mark.x - 6, mark.y - 6, mark.x + 6, mark.y + 6]);
   const wanted = marks.filter(mark => slotOf(mark.config) || line.includes(mark)).sort((a, b) => !!slotOf(b.config) - !!slotOf(a.config));
   return wanted.map(mark => {
     const name = short(mark.config.name, Math.min(32, Math.floor(width / 16))), wide = 7.2 * name.length;
-    const rooms = [-9, 17, 4, -22, 30, -35, 43].flatMap(up => [[mark.x + 10, mark.y + up], [mark.x - 10 - wide, mark.y + up]]);
+    const spots = [-9, 17, 4, -22, 30, -35, 43].flatMap(up => [[mark.x + 10, mark.y + up], [mark.x - 10 - wide, mark.y + up]]);
     const clashes = ([left, base]) => {
       const outside = left < 48 || left + wide > width || base < 12 || base > high - 48;
       return 5 * outside + taken.filter(b => left < b[2] && b[0] < left + wide && base - 11 < b[3] && b[1] < base + 3).length;
     };
-    const [left, base] = rooms.reduce((best, room) => (clashes(room) < clashes(best) ? room : best));
+    const [left, base] = spots.reduce((best, spot) => (clashes(spot) < clashes(best) ? spot : best));
     taken.push([left, base - 11, left + wide, base + 3]);
     const end = left < mark.x;
     return svg("text", { class: `label ${slotOf(mark.config)}`, x: end ? mark.x - 10 : mark.x + 10, y: base, "text-anchor": end ? "end" : "start" }, name);
@@ -161,14 +161,14 @@ function point(mark) {
   $("readout").textContent = mark ? `${pointed.name}: ${percent(measure[0])} ${ends(measure, percent)} at ${format(cost[0])} ${ends(cost, format)} ${COSTS[state.cost].toLowerCase()}` : "";
 }
 
-function nearest(event) {
+function pointNearest(event) {
   const box = event.currentTarget.getBoundingClientRect();
-  const far = mark => Math.hypot(mark.x - (event.clientX - box.left), mark.y - (event.clientY - box.top));
-  const best = marks.reduce((a, b) => (far(b) < far(a) ? b : a));
-  point(far(best) < 40 ? best : null);
+  const distance = mark => Math.hypot(mark.x - (event.clientX - box.left), mark.y - (event.clientY - box.top));
+  const best = marks.reduce((a, b) => (distance(b) < distance(a) ? b : a));
+  point(distance(best) < 40 ? best : null);
 }
 
-function along(event) {
+function moveMark(event) {
   const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
   if (step) {
     const at = marks.findIndex(mark => mark.config === pointed);
@@ -183,7 +183,7 @@ function along(event) {
 
 // -- by hops and type --
 
-const partName = (kind, value) => (kind === "hops" ? some(value, "hop") : value);
+const partName = (kind, value) => (kind === "hops" ? plural(value, "hop") : value);
 
 function drawParts() {
   const configs = shown();
@@ -198,25 +198,25 @@ function drawParts() {
     const found = part.of(config);
     if (!found?.[state.metric]) return el("td", { class: "soft" }, "–");
     const [mean] = found[state.metric];
-    const cell = el("td", { title: some(found.questions, "question") }, percent(mean), el("span", { class: "soft" }, ` ${ends(found[state.metric], value => percent(value, 0))}`));
+    const cell = el("td", { title: plural(found.questions, "question") }, percent(mean), el("span", { class: "soft" }, ` ${ends(found[state.metric], value => percent(value, 0))}`));
     cell.style.setProperty("--heat", `${(55 * mean / most).toFixed(0)}%`);
     return cell;
   }))));
   fold("heat", configs.length);
 }
 
-/** A and B by part, as marks with intervals from 0 to 100%. */
+/** Draws A and B for each part, as marks with intervals from 0 to 100%. */
 let versusParts = [];
 const drawVersus = sized($("versus"), width => {
   const configs = ["a", "b"].map(slot => [slot, cellOf(slot)?.config]).filter(([, config]) => config);
   const left = Math.min(170, width * 0.36), x = scale(0, 100, left, width - 14);
   const high = 40 * versusParts.length + 26;
-  fill($("versus"), svg("svg", { width, height: high, viewBox: `0 0 ${width} ${high}`, role: "img", "aria-label": `${MEASURES[state.metric]} of A and B by hops and type; the table below has the numbers` },
+  fill($("versus"), svg("svg", { width, height: high, viewBox: `0 0 ${width} ${high}`, role: "img", "aria-label": `${MEASURES[state.metric]} of A and B by hops and type; the numbers are in the table below` },
     x.ticks.flatMap(tick => [svg("line", { class: "grid", x1: x(tick), x2: x(tick), y1: 0, y2: high - 24 }),
       svg("text", { class: "tick", x: x(tick), y: high - 6, "text-anchor": "middle" }, `${tick}%`)]),
     versusParts.flatMap((part, row) => [
       svg("text", { x: 0, y: 40 * row + 17 }, short(partName(part.kind, part.value), Math.floor((left - 8) / 7))),
-      svg("text", { class: "tick", x: 0, y: 40 * row + 33 }, some(part.of(configs[0][1])?.questions ?? 0, "question")),
+      svg("text", { class: "tick", x: 0, y: 40 * row + 33 }, plural(part.of(configs[0][1])?.questions ?? 0, "question")),
       ...configs.filter(([, config]) => part.of(config)?.[state.metric]).map(([slot, config], i) => {
         const [mean, lo, hi] = part.of(config)[state.metric].map(value => x(100 * Math.min(1, Math.max(0, value)))), y = 40 * row + 14 + 13 * i;
         return svg("g", { class: `point ${slot}` }, svg("title", {}, `${config.name}: ${percent(part.of(config)[state.metric][0])}`),

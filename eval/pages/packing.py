@@ -1,7 +1,7 @@
-"""What the page's examples are made of, small: data blocks that the page unpacks when it needs them.
+"""Compressed data blocks for the page's examples, which the page unpacks on demand.
 
-A block is JSON, gzipped, in base64 (RFC 4648), so that no text in it can end the script element that holds it.
-Passages that several trajectories share are kept once.
+A block is gzipped JSON in base64 (RFC 4648), so that no text in it can end its script element. Passages that
+several trajectories share are stored once.
 """
 
 from __future__ import annotations
@@ -13,30 +13,31 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from eval.metrics import Score
 from rag_train.answers import normalize
+from rag_train.eval.metrics.scores import Score
 from rag_train.schema import Decision, Passage, Question, Step, Trajectory
 
 EXAMPLES, PASSAGES = 50, 100
-"""Trajectories and passages in one block: enough to compress well, few enough to unpack in milliseconds."""
+"""Trajectories and passages per block: enough to compress well, few enough to unpack in milliseconds."""
 
 
 class Blocks:
-    """Named blocks in order of arrival."""
+    """Named blocks, in the order in which they were added."""
 
     def __init__(self) -> None:
         self.packed: dict[str, str] = {}
 
     def add(self, name: str, text: str) -> None:
-        """``text`` is JSON."""
+        """Add a block; ``text`` is JSON."""
         self.packed[name] = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
     def add_chunks(self, name: str, texts: Sequence[str], size: int) -> None:
-        """Arrays ``name-0``, ``name-1``, … of ``size`` values each."""
+        """Add the JSON values ``texts`` as arrays ``name-0``, ``name-1``, … of ``size`` values each."""
         for start in range(0, len(texts), size):
             self.add(f"{name}-{start // size}", f"[{','.join(texts[start : start + size])}]")
 
     def html(self) -> Iterator[str]:
+        """Yield a script element per block."""
         for name, packed in self.packed.items():
             yield f'<script type="application/gzip" id="{name}">{packed}</script>\n'
 
@@ -46,7 +47,7 @@ def to_json(value: Any) -> str:
 
 
 def pack_questions(questions: Sequence[Question]) -> str:
-    """Questions as they are, but of their gold passages only the ids."""
+    """Pack questions, with ids in place of gold passages."""
     fields = {"id", "question", "answers", "type", "hops", "decomposition"}
     return to_json(
         [
@@ -63,7 +64,7 @@ def _gold_ids(question: Question) -> list[str]:
 
 
 def pack_outcomes(answers: Sequence[str | None], scores: Sequence[Score]) -> str:
-    """What the list of examples needs of a cell: answers, F1, and a digit an example, 1 where it is right."""
+    """Pack the data of a cell for the example list: answers, F1, and a digit per question, 1 if correct."""
     outcomes = {
         "answers": answers,
         "f1": [round(score.f1, 2) for score in scores],
@@ -74,19 +75,21 @@ def pack_outcomes(answers: Sequence[str | None], scores: Sequence[Score]) -> str
 
 
 class Passages:
-    """Every distinct passage once, numbered in order of first use, so that those of one example lie together."""
+    """Distinct passages, numbered in order of first use, so that an example's passages are in the same block."""
 
     def __init__(self) -> None:
         self.numbers: dict[tuple[str, str, str], int] = {}
 
     def number(self, passage: Passage) -> int:
+        """Return the number of ``passage``, adding it if new."""
         return self.numbers.setdefault((passage.id, passage.title, passage.text), len(self.numbers))
 
 
 def pack_trajectory(trajectory: Trajectory, passages: Passages, known: Mapping[str, bool]) -> str:
-    """One trajectory without what the page has elsewhere: calls summed by module, passages as numbers.
+    """Pack a trajectory: calls summed by module, passages as numbers, and no fields that the page has elsewhere.
 
-    ``known`` maps normalised subqueries to whether the model knows the fact; steps that name one say so.
+    ``known`` maps normalised subqueries to whether the model knows the fact; the steps that ask for it contain the
+    value.
     """
     elsewhere = {"question_id", "question", "strategy", "answer", "steps", "calls"}
     packed = trajectory.model_dump(exclude_defaults=True, exclude=elsewhere)

@@ -1,1 +1,1 @@
-"""One transcript grammar per method: renders to segments for training, parses model text back into steps."""
+"""The transcript grammar of each method: rendering to segments for training, and parsing of model output."""

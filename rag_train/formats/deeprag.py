@@ -9,9 +9,9 @@
     Intermediate answer: <answer>             (no search line: answered from parametric knowledge)
     So the final answer is: <answer>
 
-A marker counts only at the start of a line and everything inserted is flattened to one line, so no passage
-and no answer can pretend to be a step. What the controller writes is trained; what the harness writes (the
-question, the passages and the "Intermediate answer:" that follows them) is masked (section 3.3).
+A marker is recognized only at the start of a line, and all inserted texts are reduced to one line, so that a
+passage or an answer cannot be mistaken for a step. The text that the controller writes is trained. The text that
+the harness writes (the question, the passages, and the "Intermediate answer:" after them) is masked (section 3.3).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ INTERMEDIATE = "Intermediate answer:"
 FINAL = "So the final answer is:"
 
 STOP_LINE = ["\n"]
-"""Ends the generation of a single line: a subquery, an answer."""
+"""Stop strings for the generation of a single line, such as a subquery or an answer."""
 
 STOP_SEARCH = ["\n" + CONTEXT, "\n" + QUESTION, SEARCH]
-"""Ends adaptive generation where the harness has to act."""
+"""Stop strings for adaptive generation, at the points where the harness has to act."""
 
 _SPACE = re.compile(r"\s+")
 _MARKER = re.compile(
@@ -45,39 +45,43 @@ _MARKER = re.compile(
 
 
 def one_line(text: str) -> str:
-    """Collapse every run of white space, so that the text cannot start a line of its own."""
+    """Replace each run of white space by one space, so that the text cannot begin a new line."""
     return _SPACE.sub(" ", text).strip()
 
 
 def question_prompt(question: str) -> str:
+    """Return the question's line, with which every transcript begins."""
     return f"{QUESTION} {one_line(question)}\n"
 
 
 def subquery_line(subquery: str) -> str:
+    """Return the "Follow up:" line of a subquery."""
     return f"{FOLLOW_UP} {one_line(subquery)}\n"
 
 
 def context_lines(passages: Sequence[Passage]) -> str:
+    """Return a "Context:" line for each passage."""
     lines = (": ".join(filter(None, (one_line(p.title), one_line(p.text)))) for p in passages)
     return "".join(f"{CONTEXT} {line}\n" for line in lines)
 
 
 def parametric_prompt(subquery: str) -> str:
-    """What follows the history where the subquery is to be answered from parametric knowledge."""
+    """Return the text after the history that asks for an answer from parametric knowledge."""
     return subquery_line(subquery) + INTERMEDIATE
 
 
 def retrieved_prompt(subquery: str, passages: Sequence[Passage]) -> str:
-    """What follows the history where the subquery is to be answered from passages."""
+    """Return the text after the history that asks for an answer from the passages."""
     return f"{subquery_line(subquery)}{SEARCH}\n{context_lines(passages)}{INTERMEDIATE}"
 
 
 def decision_snippet(decision: Decision) -> str:
-    """The text by which the controller announces its decision: what Stage II prefers (section 3.4)."""
+    """Return the text with which the controller announces its decision, on which Stage II trains (section 3.4)."""
     return SEARCH if decision is Decision.RETRIEVE else INTERMEDIATE
 
 
 def render_step(step: Step) -> list[Segment]:
+    """Return the segments of one step."""
     answer = f" {one_line(step.answer)}\n"
     if step.decision is Decision.PARAMETRIC:
         return [Segment(text=parametric_prompt(step.subquery) + answer, trained=True)]
@@ -89,9 +93,9 @@ def render_step(step: Step) -> list[Segment]:
 
 
 def render(steps: Sequence[Step], answer: str | None = None) -> list[Segment]:
-    """The transcript after the question. Without ``answer`` it is left open, ready to go on.
+    """Return the transcript after the question's line, without a final answer if ``answer`` is None.
 
-    Adjacent segments with the same flag are joined, so that the boundaries are those of the mask.
+    Adjacent segments with the same flag are joined, so that the flag changes at every boundary.
     """
     segments = [segment for step in steps for segment in render_step(step)]
     if answer is not None:
@@ -106,26 +110,30 @@ def render(steps: Sequence[Step], answer: str | None = None) -> list[Segment]:
 
 
 def text_of(steps: Sequence[Step], answer: str | None = None) -> str:
+    """Return the text of the transcript that `render` returns as segments."""
     return "".join(segment.text for segment in render(steps, answer))
 
 
 @dataclass
 class Parsed:
-    """What a transcript says. ``open_subquery`` is set where it ends inside a step, ``wants_search`` where
-    that step has asked to retrieve; ``problems`` lists every line that did not fit the grammar."""
+    """The content of a transcript."""
 
     steps: list[Step] = field(default_factory=list)
     answer: str | None = None
+    """Final answer; None if there is none."""
     open_subquery: str | None = None
+    """Subquery of a last step without an answer."""
     wants_search: bool = False
+    """Whether the last step without an answer asks to retrieve."""
     problems: list[str] = field(default_factory=list)
+    """Descriptions of the lines that do not fit the grammar."""
 
 
 def parse(text: str) -> Parsed:
-    """Parse a transcript (without its question line), however malformed.
+    """Parse a transcript without its question line.
 
-    Never raises: what fits the grammar becomes steps, the rest is reported in ``problems``. Text after the
-    final answer, and after a second "Question:" (a base model running on), is ignored.
+    Malformed text is not an error: lines that do not fit the grammar are reported in ``problems``. Text after the
+    final answer is ignored, and so is text after a "Question:", with which a base model may begin a new transcript.
     """
     out = Parsed()
     passages: list[Passage] = []

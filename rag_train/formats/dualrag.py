@@ -1,4 +1,7 @@
-"""DualRAG's modules (section 3.1): Reasoner, Entity Identifier, Knowledge Summarizer; and the knowledge outline."""
+"""DualRAG's modules (section 3.1), Reasoner, Entity Identifier and Knowledge Summarizer, and the knowledge outline.
+
+The docstrings of the BaseModel classes are part of the JSON schemas that engines receive.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +36,16 @@ ANSWER = Task("dualrag_answer", "Answer:")
 
 
 def state_fields(question: str, knowledge: Fields, thoughts: Sequence[str]) -> Fields:
-    """Of `REASON`, `IDENTIFY` and `ANSWER`: the question, what is known, the reasoning so far."""
+    """Return the fields of `REASON`, `IDENTIFY` and `ANSWER`: question, knowledge and thoughts so far."""
     return [("Question", question), *(knowledge or [("Knowledge", NOTHING)]), ("Thought", list(thoughts))]
 
 
 def outline_lines(outline: Mapping[str, Sequence[str]]) -> Fields:
-    """The progressive knowledge outline (equation 10): a line an entity; nothing while it is empty."""
+    """Return the progressive knowledge outline (equation 10), one line per entity; no field if it is empty."""
     lines = [f"{entity}: {' '.join(parts)}" for entity, parts in outline.items() if parts]
     return [("Knowledge", lines)] if lines else []
 
 
 def summary_fields(question: str, thought: str, entity: str, passages: Sequence[Passage]) -> Fields:
+    """Return the fields of `SUMMARIZE`."""
     return [("Question", question), ("Thought", thought), ("Context", passages), ("Entity", entity)]

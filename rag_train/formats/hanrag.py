@@ -1,7 +1,7 @@
-"""HANRAG's modules (section 4.1, appendix G): the Revelator's five tasks, and the generator's.
+"""HANRAG's modules (section 4.1, appendix G): the five tasks of the Revelator, and those of the generator.
 
-The paper's prompts all end in "Answer:"; here each task has a marker of its own, so that one model that was trained
-on all tells them apart without instructions.
+The paper's prompts all end in "Answer:". Here, each task has its own marker, so that a model that was trained on
+all tasks can distinguish them without instructions.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ COMBINE = Task("hanrag_combine", "Answer:", max_tokens=128)
 
 
 def query_fields(question: str) -> Fields:
-    """Of `ROUTE` and `DECOMPOSE`."""
+    """Return the fields of `ROUTE` and `DECOMPOSE`."""
     return [("Query", question)]
 
 
 def thought_fields(question: str, solved: Sequence[tuple[str, str]]) -> Fields:
-    """Of `REFINE`, `ENDING` and `COMBINE` (equation 5); ``solved``: sub-questions with their answers."""
+    """Return the fields of `REFINE`, `ENDING` and `COMBINE` (equation 5).
+
+    ``solved`` has the sub-questions so far with their answers.
+    """
     if not solved:
         return [("Question", question), ("Thought", NOTHING)]
     lines: list[tuple[str, str]] = [("Question", question)]
@@ -48,9 +51,10 @@ def thought_fields(question: str, solved: Sequence[tuple[str, str]]) -> Fields:
 
 
 def relevance_fields(question: str, passage: Passage) -> Fields:
+    """Return the fields of `RELEVANT`."""
     return [("Question", question), ("Doc", [passage])]
 
 
 def answer_fields(question: str, passages: Sequence[Passage]) -> Fields:
-    """Passages first, as in every reader's prompt here, where the paper has them last."""
+    """Return the fields of `ANSWER`, with the passages first as in all reader prompts. The paper puts them last."""
     return [("Doc", passages), ("Question", question)]

@@ -1,4 +1,4 @@
-"""LevelRAG's actions: of the high-level searcher, and of the sparse and dense searchers below it."""
+"""LevelRAG's tasks: those of the high-level searcher, and those of the sparse and dense low-level searchers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from rag_train.formats.tasks import Fields, Task
-from rag_train.retrieval.lucene_query import parse, render
+from rag_train.retrieval.index.lucene_query import parse, render
 from rag_train.schema import Passage
 
 YesNo = Literal["yes", "no"]
@@ -25,23 +25,26 @@ EMPHASIZE = Task("levelrag_emphasize", "Emphasized:", max_tokens=16)
 PSEUDO = Task("levelrag_pseudo", "Passage:", max_tokens=128)
 
 BOOST = 2
+"""Factor by which `emphasize` multiplies the weight of a keyword."""
 
 
 def question_fields(question: str, summaries: Sequence[tuple[str, str]] = ()) -> Fields:
-    """The question with the atomic queries answered so far."""
+    """Return the question and the atomic queries answered so far."""
     return [("Question", question), ("Known", [f"Q={query} A={answer}" for query, answer in summaries])]
 
 
 def reading_fields(query: str, passages: Sequence[Passage]) -> Fields:
+    """Return a query and the passages found for it."""
     return [("Context", passages), ("Query", query)]
 
 
 def feedback_fields(query: str, keywords: str, passages: Sequence[Passage]) -> Fields:
+    """Return a query, the keywords that were searched for, and the passages found."""
     return [("Context", passages), ("Query", query), ("Search", keywords)]
 
 
 def keywords(words: Sequence[str]) -> str:
-    """Keywords as a query in Lucene's syntax: what is more than a word is a phrase."""
+    """Return keywords as a query in Lucene's syntax, in which several words form a phrase."""
     return " ".join(dict.fromkeys(filter(None, map(_clause, words))))
 
 
@@ -50,18 +53,21 @@ def _clause(word: str) -> str:
 
 
 def extend(query: str, keyword: str) -> str:
-    """``query`` with one more keyword, marked against the tokenizer by quotation."""
+    """Return ``query`` with ``keyword`` added, in quotation marks if it has several words."""
     return f"{query} {_clause(keyword)}".strip()
 
 
 def exclude(query: str, keyword: str) -> str:
-    """``query`` without what has ``keyword``: Lucene's "-"."""
+    """Return ``query`` with Lucene's operator "-", which excludes documents that contain ``keyword``."""
     clause = _clause(keyword)
     return f"{query} -{clause}" if clause and clause not in query.split(" ") else query
 
 
 def emphasize(query: str, keyword: str) -> str:
-    """``query`` with ``keyword``, which it has, weighted more: Lucene's "^". Unchanged if it has not."""
+    """Return ``query`` with a higher weight for ``keyword`` (Lucene's operator "^").
+
+    A query that does not contain ``keyword`` stays the same.
+    """
     wanted = parse(f'"{keyword.replace(chr(34), " ")}"')
     words = wanted[0].words if wanted else ()
     return render(

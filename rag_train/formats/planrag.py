@@ -1,12 +1,14 @@
-"""PlanRAG's plans (section 4.1): as JSON, as the paper's list of tuples, and what makes them valid.
+"""PlanRAG's plans (section 4.1): as JSON, as the paper's list of tuples, and the rules for a valid plan.
 
     Query: <question>
     DAG:
     [{"id":"Q1.1","question":"Who wrote Rumble Fish?","parents":[]},
      {"id":"Q2.1","question":"When was <A1.1> born?","parents":["Q1.1"]}]
 
-A question that needs no plan has an empty list. The paper's own format is a Python list of (parent, child) tuples,
-meant for ``eval()``: `from_tuples` reads it with a parser instead.
+A question that needs no plan has an empty list. The paper's format is a Python list of (parent, child) tuples,
+which the authors read with ``eval()``; `from_tuples` reads it with a parser instead.
+
+The docstrings of the BaseModel classes are part of the JSON schemas that engines receive.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from rag_train.formats.tasks import Fields, Task
 from rag_train.schema import Passage, Plan, PlanNode
 
 MOST_NODES = 12
+"""Maximum number of nodes of a plan."""
 ROOT = "Q"
+"""Id of the question itself."""
 TAG = re.compile(r"<\s*A\s*(\d{1,3})\s*\.\s*(\d{1,3})\s*>", re.IGNORECASE)
 _ID = re.compile(r"Q\s*(\d{1,3})\s*\.\s*(\d{1,3})", re.IGNORECASE)
 _NODE = re.compile(r"\s*Q\s*(?:(\d{1,3})\s*\.\s*(\d{1,3}))?\s*:\s*(.*)", re.IGNORECASE | re.DOTALL)
@@ -49,7 +53,7 @@ ANSWER = Task("planrag_answer", "Generation:", Response, max_tokens=96)
 
 
 class PlanError(ValueError):
-    """A plan that cannot be followed; ``reason`` is a short name to count by."""
+    """A plan is invalid and cannot be repaired; ``reason`` is one of a few fixed texts."""
 
     def __init__(self, reason: str, detail: str = ""):
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -57,11 +61,12 @@ class PlanError(ValueError):
 
 
 def plan_fields(question: str) -> Fields:
+    """Return the fields of `PLAN`."""
     return [("Query", question)]
 
 
 def fill_fields(node: str, question: str, known: Sequence[tuple[str, str, str]]) -> Fields:
-    """``known``: (id, question, answer) of each parent."""
+    """Return the fields of `FILL`; ``known`` has (id, subquery, answer) of each parent."""
     lines: list[tuple[str, str]] = [("Query", f"{node}: {question}")]
     for id, subquery, answer in known:
         lines += [(id, subquery), (id.replace("Q", "A"), answer)]
@@ -69,49 +74,58 @@ def fill_fields(node: str, question: str, known: Sequence[tuple[str, str, str]])
 
 
 def answer_fields(question: str, passages: Sequence[Passage], known: Sequence[tuple[str, str, str]]) -> Fields:
-    """Passages first, as in every reader's prompt here, where the paper has them in the middle."""
+    """Return the fields of `ANSWER`, with the passages first as in all reader prompts.
+
+    The paper puts the passages in the middle. ``known`` has (id, subquery, answer) of each parent.
+    """
     pairs = [f"Q={subquery} A={answer}" for _, subquery, answer in known]
     return [("Retrievals", passages), ("Known answers", pairs), ("Query", question)]
 
 
 def tags(text: str) -> list[str]:
-    """Ids of the nodes whose answers ``text`` asks for, in order, each once."""
+    """Return the distinct ids of the nodes to whose answers the tags in ``text`` refer, in order."""
     return list(dict.fromkeys(f"Q{i}.{j}" for i, j in TAG.findall(text)))
 
 
 def fill(text: str, answers: Mapping[str, str]) -> str:
-    """``text`` with each tag replaced by the answer of its node, where there is one."""
+    """Replace each tag in ``text`` by the answer of its node; a tag without an answer stays."""
     return TAG.sub(lambda m: answers.get(f"Q{m[1]}.{m[2]}") or m[0], text)
 
 
 def parse_plan(text: str, question: str) -> Plan:
-    """A valid plan from a model's text: JSON as above, or the paper's tuples.
+    """Parse a model's output, JSON or the paper's tuples, and repair the plan.
 
-    Raises PlanError for what is neither, or cannot be mended.
+    Raises PlanError if the text has neither format or the plan cannot be repaired.
     """
     return repair(read_drafts(text), question)
 
 
 def read_drafts(text: str) -> list[Draft]:
-    """The nodes as they are written, in either format. Raises PlanError: ``not a plan``."""
+    """Return the nodes as the model wrote them, in either format. Raises PlanError with ``not a plan``."""
     drafts = PLAN.parse(text)
     return drafts if drafts is not None else from_tuples(text)
 
 
 def drafts(plan: Plan) -> list[Draft]:
-    """The nodes as a model is to write them."""
+    """Return the nodes of ``plan`` in the format that a model writes."""
     return [Draft(id=node.id, question=node.question, parents=node.parents) for node in plan.nodes]
 
 
 def repair(drafts: Sequence[Draft | PlanNode], question: str) -> Plan:
-    """The valid plan that is meant: rooted, acyclic, connected, with a single sink, minimal, every tag a parent's.
+    """Repair a plan: the result is acyclic, connected and minimal, has a single sink, and every tag names a parent.
 
-    Mended: ids in other spellings, a parent that is the question itself or does not exist, a tag without its
-    edge, a second node of the same id (dropped), a subquery asked twice (asked once), a node whose answer is not
-    used (dropped), a single node that repeats the question (the question needs no plan), several sinks (the
-    question itself becomes the one sink).
+    Repairs:
 
-    Raises PlanError: ``too many nodes``, ``empty subquery``, ``bad id``, ``unknown tag``, ``cycle``.
+    - ids with other spellings are normalized
+    - a parent that is the question itself, or does not exist, is removed
+    - a tag without its edge gets the edge
+    - a second node with the same id is removed
+    - nodes with the same subquery are merged
+    - a node whose answer is not used is removed
+    - a single node that repeats the question is removed: the question needs no plan
+    - if there are several sinks, the question itself becomes the only sink
+
+    Raises PlanError with ``too many nodes``, ``empty subquery``, ``bad id``, ``unknown tag`` or ``cycle``.
     """
     nodes: dict[str, PlanNode] = {}
     for draft in drafts:
@@ -130,7 +144,7 @@ def repair(drafts: Sequence[Draft | PlanNode], question: str) -> Plan:
             raise PlanError("unknown tag", f"{id} asks for {missing[0]}")
         nodes[id] = node.model_copy(update={"parents": [p for p in node.parents if p in nodes]})
     ordered = _topological(nodes)
-    while (fewer := _used(_each_once(ordered))) != ordered:  # without an idle parent, a node may repeat another
+    while (fewer := _used(_each_once(ordered))) != ordered:  # without an unused parent, a node may equal another
         ordered = fewer
     if len(ordered) == 1 and normalize(ordered[0].question) == normalize(question):
         return Plan()
@@ -142,7 +156,7 @@ def repair(drafts: Sequence[Draft | PlanNode], question: str) -> Plan:
 
 
 def problems(plan: Plan) -> list[str]:
-    """What keeps a plan from being valid, by short names; nothing for a plan that `repair` returned."""
+    """Return the violated rules as short texts; empty for every plan that `repair` returns."""
     ids = [node.id for node in plan.nodes]
     found = ["duplicate id"] if len(set(ids)) < len(ids) else []
     known: set[str] = set()
@@ -164,7 +178,7 @@ def problems(plan: Plan) -> list[str]:
 
 
 def depths(plan: Plan) -> dict[str, int]:
-    """Longest distance of each node from the question (Algorithm 1); the question itself has depth 0."""
+    """Return the depth of each node: its longest distance from the question, which has depth 0 (Algorithm 1)."""
     depth: dict[str, int] = {}
     for node in plan.nodes:
         depth[node.id] = 1 + max((depth[parent] for parent in node.parents), default=0)
@@ -172,12 +186,12 @@ def depths(plan: Plan) -> dict[str, int]:
 
 
 def depth(plan: Plan) -> int:
-    """Of the deepest node; 0 for a question that needs no plan (Table 1)."""
+    """Return the depth of the deepest node; 0 for a question that needs no plan (Table 1)."""
     return max(depths(plan).values(), default=0)
 
 
 def _topological(nodes: Mapping[str, PlanNode]) -> list[PlanNode]:
-    """Parents before children, otherwise in the order given. Raises PlanError for a cycle."""
+    """Order the nodes with parents before children, otherwise as given. Raises PlanError with ``cycle``."""
     ordered: dict[str, PlanNode] = {}
     while len(ordered) < len(nodes):
         ready = [n for n in nodes.values() if n.id not in ordered and all(p in ordered for p in n.parents)]
@@ -188,12 +202,13 @@ def _topological(nodes: Mapping[str, PlanNode]) -> list[PlanNode]:
 
 
 def _sinks(nodes: Sequence[PlanNode]) -> list[str]:
+    """Return the ids of the nodes without children."""
     used = {parent for node in nodes for parent in node.parents}
     return [node.id for node in nodes if node.id not in used]
 
 
 def _each_once(ordered: Sequence[PlanNode]) -> list[PlanNode]:
-    """Without the nodes that ask what an earlier one asks; who wanted their answers gets that one's."""
+    """Remove nodes that repeat an earlier node; their children become children of the earlier node."""
     same: dict[str, str] = {}
     first: dict[tuple[str, frozenset[str]], str] = {}
     kept: list[PlanNode] = []
@@ -207,8 +222,10 @@ def _each_once(ordered: Sequence[PlanNode]) -> list[PlanNode]:
 
 
 def _used(ordered: Sequence[PlanNode]) -> list[PlanNode]:
-    """Without the nodes whose answers go nowhere (minimality, section 4.1): a child with tags uses the parents it
-    has tags for, one without uses all."""
+    """Remove nodes whose answers are not used (minimality, section 4.1).
+
+    A child with tags uses the parents to which the tags refer; a child without tags uses all its parents.
+    """
     kept = list(ordered)
     wanted = {id for node in kept for id in tags(node.question) or node.parents}
     parents = {id for node in kept for id in node.parents}
@@ -224,27 +241,27 @@ def _used(ordered: Sequence[PlanNode]) -> list[PlanNode]:
 
 
 def to_tuples(plan: Plan, question: str) -> str:
-    """The plan in the paper's format (appendix D.1)."""
+    """Return the plan in the paper's format (appendix D.1)."""
     texts = {ROOT: f"Q: {one_line(question)}"} | {n.id: f"{n.id}: {n.question}" for n in plan.nodes}
     edges = [(texts[parent], texts[node.id]) for node in plan.nodes for parent in node.parents or [ROOT]]
     if not edges:
         return json.dumps(texts[ROOT], ensure_ascii=False)
-    # Python reads JSON's escapes of quotation marks and control characters too.
+    # JSON's escapes of quotation marks and control characters are valid in Python.
     quoted = ((json.dumps(a, ensure_ascii=False), json.dumps(b, ensure_ascii=False)) for a, b in edges)
     lines = ",\n".join(f"({a}, {b})" for a, b in quoted)
     return f"[\n{lines}\n]"
 
 
 def from_tuples(text: str) -> list[Draft]:
-    """Nodes of a plan in the paper's format. Nothing is evaluated: only string and tuple literals are read.
+    """Parse a plan in the paper's format. The text is not evaluated: only literals are accepted.
 
-    Raises PlanError: ``not a plan``.
+    Raises PlanError with ``not a plan``.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of doubtful literals, on standard error
+            warnings.simplefilter("ignore")  # Python warns of doubtful literals
             edges = ast.literal_eval(text.strip())
-        json.dumps(edges, ensure_ascii=False).encode()  # not bytes, nor half of a surrogate pair: no file holds it
+        json.dumps(edges, ensure_ascii=False).encode()  # bytes and lone surrogates cannot be written to a file
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError) as error:
         raise PlanError("not a plan", one_line(text)[:60]) from error
     if isinstance(edges, str):

@@ -1,4 +1,4 @@
-"""From a question to the text a model is given: an instruction from ``prompts/``, and a chat turn if need be."""
+"""Prompts: an instruction from ``prompts/``, the question, and the model's chat template, if it has one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from rag_train.formats.deeprag import question_prompt
 
 
 def instruction(name: str) -> str:
-    """The text of ``prompts/<name>.txt`` without its leading ``#`` lines, which cite the source."""
+    """Return the text of ``prompts/<name>.txt`` without its ``#`` lines, which cite the source."""
     text = (files("rag_train") / "prompts" / f"{name}.txt").read_text(encoding="utf-8")
     return "\n".join(line for line in text.splitlines() if not line.startswith("#")).strip()
 
 
 def as_turn(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
-    """``prompt`` as the user's turn, up to where the assistant's answer begins; a tokenizer without a chat
-    template (a base model's) gets it as it is."""
+    """Return ``prompt`` as the user's turn, up to the beginning of the assistant's turn.
+
+    Without a chat template (a base model), return ``prompt`` itself.
+    """
     if not tokenizer.chat_template:
         return prompt
     turn = tokenizer.apply_chat_template(
@@ -28,9 +30,9 @@ def as_turn(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
 
 
 def task_prompt(question: str, task: str | None) -> str:
-    """Instruction and question: what the records keep, independent of the model's chat template.
+    """Return instruction and question, as stored in the records, independent of the model's chat template.
 
-    ``task`` names the instruction file; None is for models trained without one, such as the mini model.
+    ``task`` is the name of the instruction; None for models that were trained without one, such as the mini model.
     """
     head = f"{instruction(task)}\n\n" if task else ""
     return head + question_prompt(question)

@@ -1,4 +1,4 @@
-"""The transcripts of the baselines that answer at once: direct, chain of thought, passages then question.
+"""The transcript of baselines that answer in one call: direct, chain of thought, retrieve-then-read.
 
 Context: <title>: <text>          (one line per passage; none for direct and chain of thought)
 Question: <question>
@@ -17,19 +17,19 @@ THOUGHT = "Thought:"
 
 
 def prompt(question: str, passages: Sequence[Passage] = (), *, reason: bool = False) -> str:
-    """What the model is given; it continues with the answer (or, with ``reason``, with its thought)."""
+    """Return the prompt, to which the model adds its answer or, if ``reason`` is true, its reasoning."""
     return context_lines(passages) + question_prompt(question) + (THOUGHT if reason else FINAL)
 
 
 def render(question: str, answer: str, passages: Sequence[Passage] = (), *, reasoning: str = "") -> list[Segment]:
-    """A whole transcript, prompt included, as segments; used to teach the mini model these formats."""
+    """Return a complete transcript with its prompt as segments; used to train the mini model."""
     head = prompt(question, passages, reason=bool(reasoning))
     tail = f" {one_line(reasoning)}\n{FINAL} {one_line(answer)}\n" if reasoning else f" {one_line(answer)}\n"
     return [Segment(text=head, trained=False), Segment(text=tail, trained=True)]
 
 
 def parse(text: str) -> tuple[str, str | None]:
-    """Split a continuation into (reasoning, answer); the answer is None where the model gave none."""
+    """Split a continuation into (reasoning, answer); the answer is None if the model gave no answer."""
     head, found, tail = text.partition(FINAL)
     if not found:
         return one_line(text), None

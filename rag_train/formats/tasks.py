@@ -1,13 +1,13 @@
-"""The one shape of a module's prompt and completion, for the systems that are made of modules.
+"""The format of a module's prompt and completion, common to all systems that consist of modules.
 
-    <instruction from prompts/, if the model is to be told>
+    <instruction from prompts/, if the model needs one>
 
-    Question: <text>                  (labelled lines, one each; passages are "Context:" lines)
+    Question: <text>                  (labelled lines; each passage is a "Context:" line)
     Context: <title>: <text>
     Answer: <completion>
 
-A completion is one line of text, one of a few choices, or JSON on a line of its own. It is asked for with guided
-decoding and parsed with a parser; what does not parse is None, never an error.
+A completion is a line of text, one of a few choices, or JSON on its own line. Choices and JSON are requested with
+guided decoding. A completion that cannot be parsed becomes None and does not raise an error.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from rag_train.llm.base import Sampling
 from rag_train.schema import Passage, Segment
 
 Fields = Sequence[tuple[str, str | Sequence[str] | Sequence[Passage]]]
-"""(label, value): a list of texts is a line each, a list of passages "Context:" lines whatever the label."""
+"""Pairs (label, value). A list of texts is rendered as one line per text, a list of passages as "Context:" lines
+without the label."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What one module of a system is asked.
+    """The task of one module of a system.
 
     Attributes:
-        name: of the module, as tokens are counted under, and of its instruction in ``prompts/``.
-        marker: what the completion follows.
-        output: ``str`` for a line, ``Literal[...]`` for choices, any other type for JSON of that type.
-        max_tokens: most tokens of a completion.
+        name: name of the module, under which its tokens are counted, and of its instruction in ``prompts/``.
+        marker: text before the completion.
+        output: ``str`` for a line of text, ``Literal[...]`` for choices, any other type for JSON of that type.
+        max_tokens: maximum number of tokens of a completion.
     """
 
     name: str
@@ -46,38 +47,41 @@ class Task:
 
     @property
     def is_json(self) -> bool:
+        """Whether the completion is JSON."""
         return self.output is not str and get_origin(self.output) is not Literal
 
     def body(self, fields: Fields) -> str:
+        """Return the prompt without instruction and marker."""
         return "".join(_lines(label, value) for label, value in fields)
 
     @property
     def lead(self) -> str:
-        """The marker as it stands in the prompt."""
+        """The marker with the white space that follows it in the prompt."""
         return f"{self.marker}\n" if self.is_json else self.marker
 
     def sampling(self) -> Sampling:
+        """Return greedy sampling, with guided decoding for choices and JSON."""
         if self.is_json:
             return Sampling(max_tokens=self.max_tokens, json_schema=_schema(self))
         choices = tuple(f" {choice}" for choice in get_args(self.output)) or None
         return Sampling(max_tokens=self.max_tokens, stop=("\n",), choice=choices)
 
     def completion(self, answer: Any) -> str:
-        """``answer`` as a model is to write it. Raises ValueError if it is not of the task's type."""
+        """Return ``answer`` in the format that a model writes. Raises ValueError if it has the wrong type."""
         if self.output is str:
             return f" {one_line(answer)}\n"
         checked = _adapter(self).validate_python(answer)
         return f"{_adapter(self).dump_json(checked).decode()}\n" if self.is_json else f" {checked}\n"
 
     def render(self, fields: Fields, answer: Any) -> list[Segment]:
-        """Prompt (without an instruction) and completion as a training example."""
+        """Return the prompt without instruction, and the completion, as the segments of a training example."""
         return [
             Segment(text=self.body(fields) + self.lead, trained=False),
             Segment(text=self.completion(answer), trained=True),
         ]
 
     def parse(self, text: str) -> Any:
-        """A completion's value; None where it is empty, none of the choices, or not JSON of the task's type."""
+        """Return a completion's value, or None if it is empty, not a choice, or not JSON of the task's type."""
         if self.output is str:
             return one_line(text) or None
         try:

@@ -1,4 +1,4 @@
-"""The protocol of language model engines: text in, text out, thousands of calls in flight."""
+"""The protocol of language model engines: a prompt in, a completion out, many calls at the same time."""
 
 from __future__ import annotations
 
@@ -10,29 +10,41 @@ from transformers import PreTrainedTokenizerBase
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to continue one prompt. At most one of ``json_schema`` (as JSON text), ``choice``, ``regex``."""
+    """Parameters for the continuation of one prompt.
+
+    At most one of ``json_schema``, ``choice`` and ``regex`` may be set; it restricts the output (guided decoding).
+    """
 
     max_tokens: int = 64
     temperature: float = 0.0
+    """Sampling temperature; 0 for greedy decoding."""
     top_p: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    """Generation ends before the first of these; it is not part of the text."""
+    """Strings that end the generation. The returned text ends before the stop string."""
     logprobs: int = 0
-    """How many alternatives to report at each token; 0 for none."""
+    """Number of alternatives to report for each token; 0 for no log-probabilities."""
     json_schema: str | None = None
+    """JSON schema of the output, as JSON text."""
     choice: tuple[str, ...] | None = None
+    """Texts of which the output is one."""
     regex: str | None = None
+    """Regular expression that the whole output matches."""
     adapter: str | None = None
-    """Directory of the LoRA adapter (as PEFT saves it) to answer with; None: the base model."""
+    """Directory of the LoRA adapter to use, as saved by PEFT; None for the base model."""
 
 
 class EngineError(Exception):
-    """A call that came to nothing: the server failed, or no answer came in time. Other calls may fare better."""
+    """A single call failed: the engine or server reported an error or did not answer in time.
+
+    Other calls may still succeed.
+    """
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
+    """A token and its log-probability (natural logarithm)."""
+
     token_id: int
     text: str
     logprob: float
@@ -40,25 +52,29 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Usage:
+    """Token counts of one call."""
+
     prompt_tokens: int
     completion_tokens: int
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One continuation. ``logprobs[i]`` lists the alternatives at token i, most probable first;
-    ``stop`` is the stop string that ended the text, None at end-of-text or at the token limit."""
+    """The continuation of one prompt."""
 
     text: str
     token_ids: tuple[int, ...]
     usage: Usage
     stop: str | None = None
+    """Stop string that ended the text; None if an end-of-text token or the token limit ended it."""
     truncated: bool = False
+    """Whether the token limit ended the text."""
     logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    """Alternatives at each token, most probable first; empty if none were requested."""
 
     @property
     def chosen(self) -> tuple[TokenLogprob, ...]:
-        """The tokens that were written; empty where no log-probabilities were asked for."""
+        """The generated tokens with their log-probabilities; empty if none were requested."""
         return tuple(
             next(token for token in alternatives if token.token_id == token_id)
             for token_id, alternatives in zip(self.token_ids, self.logprobs, strict=False)
@@ -66,7 +82,7 @@ class Completion:
 
 
 class LLM(Protocol):
-    """An engine with one model. Calls are independent: issue them all, the engine batches them."""
+    """An engine that serves one model. Calls are independent: start them all, and the engine batches them."""
 
     @property
     def name(self) -> str: ...
@@ -78,9 +94,11 @@ class LLM(Protocol):
         """Continue ``prompt``.
 
         Raises:
-            ValueError: if the prompt does not fit the model's context.
-            EngineError: if the engine failed or did not answer in time.
+            ValueError: if the prompt and ``max_tokens`` do not fit the model's context.
+            EngineError: if the engine fails or does not answer in time.
         """
         ...
 
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """Shut the engine down."""
+        ...

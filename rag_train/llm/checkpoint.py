@@ -1,4 +1,4 @@
-"""Checking a model directory before anything expensive is started on it."""
+"""Checks of model and adapter directories, made before an expensive engine start."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rag_train.errors import UserError
 
 
 def check_checkpoint(model: str) -> None:
-    """Raise UserError unless a local ``model`` directory holds a config, weights and a tokenizer that fit.
+    """Raise UserError unless the local directory ``model`` holds a config, weights and a matching tokenizer.
 
-    Anything that is not an existing directory, and does not look like a path, is left to the hub.
+    A name that is not an existing directory and does not look like a path is taken for a hub name and not checked.
     """
     path = Path(model)
     if not path.exists():
@@ -23,61 +23,71 @@ def check_checkpoint(model: str) -> None:
             raise UserError(f"model directory {model}: not found; give a checkpoint directory or a hub name")
         return
     for name, remedy in (
-        ("config.json", "it is no checkpoint directory"),
-        ("tokenizer.json", "copy the tokenizer files of its base model there"),
+        ("config.json", "give a checkpoint directory"),
+        ("tokenizer.json", "copy the tokenizer files of its base model into the directory"),
     ):
         if not (path / name).is_file():
             raise UserError(f"model directory {model}: no {name}; {remedy}")
     if not any(path.glob("*.safetensors")):
-        raise UserError(f"model directory {model}: no *.safetensors weights; save it with safetensors")
+        raise UserError(f"model directory {model}: no *.safetensors weights; save the model in safetensors format")
     try:
         size = json.loads((path / "config.json").read_text())["vocab_size"]
     except (ValueError, KeyError) as error:
-        raise UserError(f"model directory {model}: config.json is not a model's ({error!r})") from error
+        raise UserError(
+            f"model directory {model}: config.json is not a model config ({error!r}); save the model again"
+        ) from error
     tokens = len(load_tokenizer(model))
     if tokens > size:
         raise UserError(
-            f"model directory {model}: the tokenizer has {tokens} tokens, the model's vocabulary {size}; "
-            "copy the tokenizer files of the model's own base there"
+            f"model directory {model}: the tokenizer has {tokens} tokens, but the model's vocabulary has {size}; "
+            "copy the tokenizer files of its base model into the directory"
         )
 
 
 def check_adapter(adapter: str) -> int:
-    """The rank of the LoRA adapter in the directory ``adapter``. Raises UserError if there is none."""
+    """Return the rank of the LoRA adapter in the directory ``adapter``.
+
+    Raises UserError if the directory does not hold a LoRA adapter.
+    """
     path = Path(adapter) / "adapter_config.json"
     if not path.is_file():
-        raise UserError(f"adapter {adapter}: no adapter_config.json; give a directory that PEFT saved one to")
+        raise UserError(
+            f"adapter {adapter}: no adapter_config.json; give a directory with an adapter saved by PEFT"
+        )
     try:
         config = json.loads(path.read_text())
         return max([config["r"], *config.get("rank_pattern", {}).values()])
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"adapter {adapter}: adapter_config.json is not a LoRA adapter's ({error!r})") from error
+        raise UserError(
+            f"adapter {adapter}: adapter_config.json is not the config of a LoRA adapter ({error!r}); "
+            "save the adapter again with PEFT"
+        ) from error
 
 
 def check_vocabulary(adapter: str, model: str) -> None:
-    """Raise UserError unless the LoRA adapter was trained over as many tokens as the local ``model`` has.
+    """Raise UserError if the vocabulary sizes of the LoRA adapter and the local ``model`` differ.
 
-    An adapter shows it by its own embeddings or output layer, or by the tokenizer saved beside it; one that shows
-    nothing passes, as does any for a model of the hub.
+    The adapter's vocabulary size is read from its embeddings, its output layer, or the tokenizer in its directory.
+    An adapter with none of these passes, and so does any adapter if ``model`` is a hub name.
     """
     config = Path(model) / "config.json"
     if not config.is_file():
         return
     size = json.loads(config.read_text()).get("vocab_size")
-    over = set(_vocabulary_sizes(adapter))
+    sizes = set(_vocabulary_sizes(adapter))
     tokens = (Path(adapter) / "tokenizer.json").is_file() and len(load_tokenizer(adapter))
-    if over - {size} or tokens > size:
+    if sizes - {size} or tokens > size:
         raise UserError(
-            f"adapter {adapter}: made for a vocabulary of {max(over - {size}, default=tokens)} tokens, but model "
-            f"{model} has {size}; give the model that it was trained on"
+            f"adapter {adapter}: made for a vocabulary of {max(sizes - {size}, default=tokens)} tokens, but model "
+            f"{model} has {size}; give the model that the adapter was trained on"
         )
 
 
 def _vocabulary_sizes(adapter: str) -> Iterator[int]:
-    """The vocabulary's size in each tensor of the adapter that has one, as PEFT names them."""
+    """Yield the vocabulary size of each embedding and output layer in the adapter, by PEFT's names for them."""
     for file in Path(adapter).glob("*.safetensors"):
         with safe_open(file, "np") as tensors:
-            for name in tensors.keys():  # noqa: SIM118, which is no dict
+            for name in tensors.keys():  # noqa: SIM118 (not a dict)
                 if "embed_tokens" in name or "lm_head" in name:
                     shape = tensors.get_slice(name).get_shape()
                     if name.endswith(("lora_embedding_A", "lora_embedding_A.weight")):
@@ -87,12 +97,14 @@ def _vocabulary_sizes(adapter: str) -> Iterator[int]:
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of ``model``, exactly as its tokenizer.json says. Raises UserError if it cannot be read.
+    """Load the tokenizer of ``model`` exactly as its tokenizer.json describes it.
 
-    Not AutoTokenizer: for several architectures, Qwen2 among them, transformers 5 builds the tokenizer anew from
-    the vocabulary and leaves the file's own pre-tokenizer aside.
+    AutoTokenizer is not used: for several architectures, including Qwen2, transformers 5 rebuilds the tokenizer
+    from the vocabulary and ignores the pre-tokenizer in the file.
+
+    Raises UserError if the tokenizer cannot be read.
     """
     try:
         return PreTrainedTokenizerFast.from_pretrained(model)
     except Exception as error:  # the tokenizers library raises bare Exception on bad files
-        raise UserError(f"model {model}: its tokenizer cannot be read ({type(error).__name__}: {error})") from error
+        raise UserError(f"model {model}: cannot read its tokenizer ({type(error).__name__}: {error})") from error

@@ -1,4 +1,4 @@
-"""Opening an engine by name."""
+"""The configuration of an engine, and the function that opens it."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from rag_train.llm.timeout import Timed
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Which engine serves the model."""
+    """The engine that serves the model, and its settings."""
 
     kind: Literal["vllm", "transformers", "openai"] = "vllm"
-    """vllm: in this process, with continuous batching and prefix caching; transformers: for what vLLM cannot
-    load; openai: servers that speak OpenAI's protocol, such as `vllm serve`."""
+    """vllm: in-process vLLM, with continuous batching and prefix caching; transformers: for models that vLLM cannot
+    load; openai: servers with an OpenAI-compatible API, such as `vllm serve`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number format of the weights; auto: as they were saved (vllm, transformers)."""
+    """Number format of the weights; auto: the format in which they were saved (vllm, transformers)."""
     max_context: int | None = None
-    """Longest prompt and continuation in tokens; null: the model's own limit (vllm)."""
+    """Maximum length of prompt and continuation in tokens; null: the model's own limit (vllm)."""
     max_lora_rank: Annotated[int, Field(gt=0)] | None = None
-    """Highest rank of the LoRA adapters that calls may ask for; null: none (vllm)."""
+    """Maximum rank of the LoRA adapters that calls may select; null: no adapters (vllm)."""
     urls: list[str] = field(default_factory=list)
-    """Addresses of the servers, all with the same model under the name that model gives (openai)."""
+    """Addresses of the servers, which all serve the same model under the name given as model (openai)."""
     tokenizer: str | None = None
-    """Directory or hub name of the model's tokenizer; null: that of model (openai)."""
+    """Directory or hub name of the model's tokenizer; null: the model's own (openai)."""
     timeout: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds that a call may take before it counts as failed."""
+    """Time limit of a call in seconds. A call that takes longer fails."""
 
 
 @asynccontextmanager
 async def open_engine(model: str, config: EngineConfig) -> AsyncIterator[LLM]:
-    """Start the engine on ``model`` and shut it down at the end.
+    """Start the engine that serves ``model``, and shut it down on exit.
 
-    Raises UserError for a bad checkpoint, and for servers that are not there or serve something else.
+    Raises UserError if the checkpoint is invalid, or if a server does not answer or does not serve ``model``.
     """
     engine: LLM
     if config.kind == "vllm":
@@ -55,7 +55,7 @@ async def open_engine(model: str, config: EngineConfig) -> AsyncIterator[LLM]:
     else:
         from rag_train.llm.openai import OpenAIEngine
 
-        # Not Timed: its time-out is of one attempt, and between attempts it may wait for a server to come back.
+        # Without Timed: this engine limits each attempt, and may wait between attempts until a server is back.
         engine = OpenAIEngine.start(config.urls, model, tokenizer=config.tokenizer, timeout=config.timeout)
     try:
         yield engine

@@ -1,4 +1,4 @@
-"""Counting and de-duplicating engine calls within one question."""
+"""The log of one question's engine calls, which also avoids repeated calls."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from contextvars import ContextVar
 from rag_train.llm.base import LLM, Completion, Sampling
 from rag_train.schema import LLMCall
 
-path: ContextVar[int] = ContextVar("path", default=0)
-"""How many calls were made one after the other to come here. Who waits for several coroutines goes on from the
-longest (`rag_train.strategies.base.together`)."""
+call_depth: ContextVar[int] = ContextVar("call_depth", default=0)
+"""Number of sequential engine calls that led to the current point of the question. Code that waits for several
+coroutines continues with the highest of their depths (`rag_train.strategies.base.together`)."""
 
 
 class CallLog:
-    """An engine seen from one question: identical calls are made once, every call made is recorded.
+    """An engine as used for one question: makes identical calls only once and records every call made.
 
-    ``sampling`` is part of a call's identity, its seed included, so nothing random is repeated by accident.
+    Two calls are identical if their prompt and all sampling parameters are equal, including the seed.
     """
 
     def __init__(self, llm: LLM, calls: list[LLMCall] | None = None):
@@ -25,9 +25,9 @@ class CallLog:
         self.calls = [] if calls is None else calls
 
     async def complete(self, module: str, prompt: str, sampling: Sampling) -> Completion:
-        """Continue ``prompt`` on behalf of ``module``, the strategy's part that the tokens are counted under."""
-        task, order = self._made.get((prompt, sampling), (None, path.get() + 1))
-        path.set(max(path.get(), order))
+        """Continue ``prompt``; the call's tokens are counted under ``module``, a part of the strategy."""
+        task, order = self._made.get((prompt, sampling), (None, call_depth.get() + 1))
+        call_depth.set(max(call_depth.get(), order))
         if task is None:
             task = asyncio.create_task(self._llm.complete(prompt, sampling))
             self._made[prompt, sampling] = task, order

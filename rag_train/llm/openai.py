@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server (``vllm serve`` and others) behind the same protocol, on one or several replicas."""
+"""An engine over OpenAI-compatible servers, such as ``vllm serve``, with one or several replicas."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ from rag_train.llm.base import Completion, EngineError, Sampling, TokenLogprob, 
 from rag_train.llm.checkpoint import load_tokenizer
 
 CONNECT_TIMEOUT = 10.0
-"""Seconds within which a server accepts a connection."""
+"""Time limit for connecting to a server, in seconds."""
 FIRST_WAIT = 0.5
-"""Seconds that a replica is left aside after its first failure; doubled at each further one."""
+"""Seconds for which a replica is not used after its first failure; doubled at each further failure."""
 LONGEST_WAIT = 30.0
-"""Seconds that it is left aside at most, unless its Retry-After says longer."""
+"""Maximum of that time in seconds, unless the server's Retry-After header asks for more."""
 
 
 @dataclass(eq=False)
 class _Replica:
+    """A server and its state."""
+
     url: str
     in_flight: set[asyncio.Timeout] = field(default_factory=set)
-    """The time limits of the attempts under way."""
+    """Time limits of the attempts in progress."""
     failures: int = 0
-    """In a row, of calls begun while it was in service."""
+    """Number of consecutive failures."""
     back_at: float = 0.0
-    """Until then, on the event loop's clock, it is left aside."""
+    """Time on the event loop's clock until which the replica is not used."""
     problem: str = ""
-    """The last failure, in words."""
+    """Description of the last failure."""
 
 
 class _Logprobs(BaseModel):
@@ -66,11 +68,11 @@ class _Answer(BaseModel):
 class OpenAIEngine:
     """An ``LLM`` over ``POST /v1/completions``. Each call goes to the replica with the fewest calls in flight.
 
-    A replica that cannot be reached, breaks off, or answers 429, 502, 503 or 504 is left aside for a while, and
-    its calls are sent again, to another replica where there is one. So a run survives a server's restart.
+    If a replica cannot be reached, closes the connection, or answers 429, 502, 503 or 504, it is not used for a
+    while and its calls are sent again, to another replica if possible. A run therefore survives a server's restart.
 
-    A server that is not vLLM ignores what the OpenAI protocol lacks: guided decoding, and telling which stop
-    string ended the text (``stop`` is None then) and which token ids were written (found by tokenising anew).
+    Servers other than vLLM ignore vLLM's extensions of the protocol: guided decoding, the stop string that ended
+    the text (``stop`` is then None), and token ids (the text is then tokenized again).
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class OpenAIEngine:
         self._client = httpx.AsyncClient(
             headers=_headers(),
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT),
-            # The pool must not hold calls back, and vLLM closes idle connections after 5 s: let go before it does.
+            # No limit on connections, and an idle time below the 5 s after which vLLM closes connections.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0),
         )
 
@@ -107,22 +109,24 @@ class OpenAIEngine:
         retry_for: float = 600.0,
         max_in_flight: int = 256,
     ) -> OpenAIEngine:
-        """Connect to servers that are up. The environment's OPENAI_API_KEY, if set, is sent with every call.
+        """Connect to running servers. The environment variable OPENAI_API_KEY, if set, is sent with every call.
 
         Args:
-            urls: of the replicas, such as ``http://127.0.0.1:8000``, with or without ``/v1``.
-            model: name under which each of them serves the model.
-            tokenizer: directory or hub name of the model's tokenizer, where that is not ``model``.
-            timeout: seconds that one attempt at a call may take.
-            retry_for: seconds from a call's first failure until it is given up.
-            max_in_flight: calls sent at once for each replica; the others wait here.
+            urls: addresses of the replicas, such as ``http://127.0.0.1:8000``, with or without ``/v1``.
+            model: name under which every replica serves the model.
+            tokenizer: directory or hub name of the model's tokenizer, if it is not ``model``.
+            timeout: time limit of one attempt at a call, in seconds.
+            retry_for: seconds after its first failure during which a call is retried.
+            max_in_flight: maximum number of calls in flight for each replica; further calls wait.
 
         Raises:
-            UserError: if there is no replica, one does not answer or serves other models, or the tokenizer
+            UserError: if ``urls`` is empty, a replica does not answer or does not serve ``model``, or the tokenizer
                 cannot be read.
         """
         if not urls:
-            raise UserError("engine.urls: no server given; start one with `vllm serve MODEL` and give its address")
+            raise UserError(
+                "engine.urls: no server given; start a server with `vllm serve MODEL` and give its address"
+            )
         replicas = [url.rstrip("/").removesuffix("/v1") for url in urls]
         for url in replicas:
             _check_server(url, model)
@@ -136,38 +140,38 @@ class OpenAIEngine:
         """Continue ``prompt``.
 
         Raises:
-            ValueError: if the prompt does not fit the model's context.
-            EngineError: if no answer came in time, or one that makes no sense.
-            UserError: if the server refuses the request for another reason.
+            ValueError: if the prompt and ``max_tokens`` do not fit the model's context.
+            EngineError: if the servers fail, do not answer in time, or send a malformed answer.
+            UserError: if the server rejects the request for another reason.
         """
-        # Not as text: the server may tokenise otherwise than tokenizer.json says (see load_tokenizer).
+        # The prompt is sent as token ids: the server may not follow tokenizer.json exactly (see load_tokenizer).
         ids = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
         body = _request(self._model, ids, sampling)
         loop = asyncio.get_running_loop()
         deadline = None
-        broke = False
+        retried = False
         async with self._slots:
             while True:
                 now = loop.time()
                 replica = min(self._replicas, key=lambda r: (max(r.back_at, now), len(r.in_flight)))
-                if replica.back_at > now:  # all are left aside; this one is back first
+                if replica.back_at > now:  # no replica is in use; this replica is back first
                     deadline = deadline or now + self._retry_for
                     if replica.back_at > deadline:
-                        raise EngineError(f"{replica.url}: {replica.problem}; given up after {self._retry_for:g} s")
+                        raise EngineError(f"{replica.url}: {replica.problem}; gave up after {self._retry_for:g} s")
                     await asyncio.sleep((replica.back_at - now) * random.uniform(1, 1.25))
                     continue
                 response = await self._attempt(replica, body)
                 if response is None:
                     deadline = deadline or now + self._retry_for
-                elif response.status_code == 500 and not broke:
-                    # vLLM's answer to every call in flight when its engine dies, and to a call that it cannot do.
-                    broke = True
+                elif response.status_code == 500 and not retried:
+                    # vLLM answers 500 to all calls in flight when its engine stops, and to invalid calls.
+                    retried = True
                     self._set_aside(replica, _problem(response))
                 else:
                     return self._completion(replica, response, sampling)
 
     async def _attempt(self, replica: _Replica, body: dict[str, Any]) -> httpx.Response | None:
-        """The replica's answer; None if the call is to be sent again."""
+        """Return the replica's answer, or None if the call has to be sent again."""
         expiry = asyncio.get_running_loop().time() + self._timeout
         limit = asyncio.timeout_at(expiry)
         replica.in_flight.add(limit)
@@ -176,14 +180,14 @@ class OpenAIEngine:
                 response = await self._client.post(f"{replica.url}/v1/completions", json=body)
         except TimeoutError as error:
             if limit.when() != expiry:
-                return None  # cut short below
+                return None  # another attempt set this limit to 0, see below
             problem = f"no answer within {self._timeout:g} s"
             self._set_aside(replica, problem)
             raise EngineError(f"{replica.url}: {problem}") from error
         except httpx.TransportError as error:
             self._set_aside(replica, str(error) or type(error).__name__)
             if _refused(error):
-                # vLLM that was asked to end takes no more connections, and leaves the calls under way unanswered.
+                # A vLLM server that shuts down refuses connections and does not answer the calls in progress.
                 for other in replica.in_flight - {limit}:
                     if not other.expired():
                         other.reschedule(0)
@@ -201,7 +205,7 @@ class OpenAIEngine:
 
     def _set_aside(self, replica: _Replica, problem: str, at_least: float = 0.0) -> None:
         now = asyncio.get_running_loop().time()
-        if replica.back_at <= now:  # of the calls that one failure hits, only the first counts
+        if replica.back_at <= now:  # if one failure hits several calls, only the first counts
             replica.failures += 1
         wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (replica.failures - 1))
         replica.back_at = max(replica.back_at, now + max(at_least, wait))
@@ -214,7 +218,7 @@ class OpenAIEngine:
             if status == 400 and ("context length" in problem or "context_length" in problem):
                 raise ValueError(problem)
             remedy = "; set OPENAI_API_KEY" if status in (401, 403) else ""
-            raise UserError(f"{replica.url}: refused, {problem}{remedy}")
+            raise UserError(f"{replica.url}: request rejected, {problem}{remedy}")
         if status != 200:
             raise EngineError(f"{replica.url}: {_problem(response)}")
         try:
@@ -224,9 +228,9 @@ class OpenAIEngine:
             raise EngineError(f"{replica.url}: the answer is not a completion ({reason})") from error
         choice, usage = answer.choices[0], Usage(**answer.usage.model_dump())
         if choice.finish_reason not in ("stop", "length"):
-            raise EngineError(f"{replica.url}: the answer was broken off ({choice.finish_reason})")
+            raise EngineError(f"{replica.url}: generation was aborted ({choice.finish_reason})")
         if choice.finish_reason == "length" and usage.completion_tokens < sampling.max_tokens:
-            raise ValueError(  # vLLM writes only as much as there is room for
+            raise ValueError(  # vLLM generates only as many tokens as the context has room for
                 f"prompt of {usage.prompt_tokens} tokens and {sampling.max_tokens} to write exceed the context"
             )
         logprobs = self._logprobs(choice.logprobs)
@@ -256,7 +260,7 @@ class OpenAIEngine:
         return tuple(out)
 
     def _token_id(self, token: str) -> int:
-        """The id that vLLM writes as ``token_id:7``, or else of the token with this text, as far as it has one."""
+        """Return the id in vLLM's notation ``token_id:7``, or the id of the first token of a text."""
         if token.startswith("token_id:"):
             return int(token.removeprefix("token_id:"))
         return self.tokenizer(token, add_special_tokens=False)["input_ids"][0]
@@ -266,7 +270,7 @@ class OpenAIEngine:
 
 
 def _request(model: str, prompt: list[int], sampling: Sampling) -> dict[str, Any]:
-    """The body of ``POST /v1/completions``. Null is the protocol's default of each field."""
+    """Return the body of ``POST /v1/completions``, without the fields that have the protocol's default."""
     guide = {"json": sampling.json_schema, "choice": sampling.choice, "regex": sampling.regex}
     guide = {name: value for name, value in guide.items() if value}
     body = {
@@ -279,7 +283,7 @@ def _request(model: str, prompt: list[int], sampling: Sampling) -> dict[str, Any
         "stop": list(sampling.stop) or None,
         "logprobs": sampling.logprobs or None,
         "structured_outputs": guide or None,
-        # Otherwise vLLM takes these from the model's generation_config.json.
+        # Set explicitly: vLLM's defaults come from the model's generation_config.json.
         "top_k": -1,
         "min_p": 0.0,
         "repetition_penalty": 1.0,
@@ -293,30 +297,30 @@ def _request(model: str, prompt: list[int], sampling: Sampling) -> dict[str, Any
 
 
 def _check_server(url: str, model: str) -> None:
-    """Raise UserError unless a server that serves ``model`` answers at ``url``."""
+    """Raise UserError unless a server at ``url`` answers and serves ``model``."""
     try:
         response = httpx.get(f"{url}/v1/models", headers=_headers(), timeout=CONNECT_TIMEOUT)
     except (httpx.RequestError, httpx.InvalidURL) as error:
         raise UserError(
             f"engine.urls: {url} does not answer ({error or type(error).__name__}); "
-            "start the server with `vllm serve MODEL`, or mend the address"
+            "start the server with `vllm serve MODEL`, or correct the address"
         ) from error
     if response.status_code in (401, 403):
-        raise UserError(f"engine.urls: {url} wants a key ({_problem(response)}); set OPENAI_API_KEY")
+        raise UserError(f"engine.urls: {url} requires a key ({_problem(response)}); set OPENAI_API_KEY")
     try:
         served = [str(card["id"]) for card in response.json()["data"]]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"engine.urls: {url} is no OpenAI-compatible server (GET /v1/models: {_problem(response)}); "
-            "start one with `vllm serve MODEL`, or mend the address"
+            f"engine.urls: {url} is not an OpenAI-compatible server (GET /v1/models: {_problem(response)}); "
+            "start a server with `vllm serve MODEL`, or correct the address"
         ) from error
     if model not in served:
-        raise UserError(f"engine.urls: {url} serves {', '.join(served)}, not {model}; give one of these as model")
+        raise UserError(f"engine.urls: {url} serves {', '.join(served)}, not {model}; give a served name as model")
 
 
 def _refused(error: BaseException | None) -> bool:
-    """Whether nothing listens there: a cause of httpx's error is ConnectionRefusedError."""
-    if isinstance(error, BaseExceptionGroup):  # a host of several addresses
+    """Whether the server refused the connection: ConnectionRefusedError is among the causes of httpx's error."""
+    if isinstance(error, BaseExceptionGroup):  # a host with several addresses
         return all(_refused(each) for each in error.exceptions)
     if error is None or isinstance(error, ConnectionRefusedError):
         return error is not None
@@ -329,7 +333,7 @@ def _headers() -> dict[str, str]:
 
 
 def _problem(response: httpx.Response) -> str:
-    """What the server says about an error, in one line."""
+    """Return the status and the server's error message in one line."""
     try:
         text = str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):

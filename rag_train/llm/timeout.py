@@ -1,4 +1,4 @@
-"""A limit on how long a call may take."""
+"""A time limit on engine calls."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rag_train.llm.base import LLM, Completion, EngineError, Sampling
 
 
 class Timed:
-    """An ``LLM`` that gives a call up after ``seconds``."""
+    """An ``LLM`` that cancels a call after ``seconds``."""
 
     def __init__(self, llm: LLM, seconds: float):
         self._llm = llm
         self._seconds = seconds
 
     def __getattr__(self, name: str) -> Any:
-        """What an engine has beyond the protocol, such as ``inspect``; it has no limit."""
+        """Return an attribute of the engine beyond the protocol, such as ``inspect``; it has no time limit."""
         return getattr(self._llm, name)
 
     @property
@@ -30,7 +30,7 @@ class Timed:
         return self._llm.tokenizer
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
-        """As the engine does; EngineError if it takes too long: the call is cancelled then."""
+        """Continue ``prompt``; see `LLM.complete`. Cancels the call and raises EngineError at the time limit."""
         limit = asyncio.timeout(self._seconds)
         try:
             async with limit:

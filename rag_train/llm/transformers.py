@@ -1,4 +1,4 @@
-"""Transformers behind the same protocol: for small models, and for what vLLM does not expose."""
+"""An engine over transformers' ``generate``, for small models and for what vLLM does not expose."""
 
 from __future__ import annotations
 
@@ -21,29 +21,31 @@ from transformers import (
 from rag_train.errors import UserError
 from rag_train.llm.base import Completion, EngineError, Sampling, TokenLogprob, Usage
 from rag_train.llm.checkpoint import check_adapter, check_checkpoint, load_tokenizer
+from rag_train.llm.log import starting
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What the model sees in a prompt and a text that follows it, of T tokens together."""
+    """Entropy and attention of a model over a prompt and a text that follows it, T tokens in total."""
 
     tokens: tuple[str, ...]
-    """All T, as the vocabulary writes them."""
+    """The T tokens, in the vocabulary's spelling."""
     start: int
-    """Index of the first token of the text; one that lies across the border belongs to the text."""
+    """Index of the text's first token. A token that spans the end of the prompt belongs to the text."""
     spans: tuple[tuple[int, int], ...]
-    """Each token's first character and the one after its last, in ``prompt + text``."""
+    """Start and end (exclusive) of each token, as character offsets into ``prompt + text``."""
     entropy: tuple[float, ...]
-    """For each token from ``start`` on: entropy in nats of the model's distribution where it stands."""
+    """Entropy in nats of the model's prediction for each token from ``start`` to the last."""
     attention: torch.Tensor
-    """(T, T) of float32 on the CPU: how much each token (row) attends to each; last layer, mean over heads."""
+    """Attention of each token (row) to each token (column): float32 of shape (T, T) on the CPU, from the last
+    layer, averaged over the heads."""
 
 
 class TransformersEngine:
-    """An ``LLM`` over ``generate``: calls that wait together and sample alike run as one padded batch.
+    """An ``LLM`` over ``generate``. Waiting calls with the same sampling parameters run as one padded batch.
 
-    Of an encoder-decoder model the encoder reads the prompt, with the special tokens that its tokenizer adds, and
-    the decoder writes the text.
+    With an encoder-decoder model, the encoder reads the prompt, including the special tokens that the tokenizer
+    adds, and the decoder writes the text.
     """
 
     def __init__(self, model, tokenizer: PreTrainedTokenizerBase, name: str, max_batch: int = 64):
@@ -53,21 +55,26 @@ class TransformersEngine:
         self._max_batch = max_batch
         self._context = _context(model.config, tokenizer)
         self._adapters: dict[str, str] = {}
-        self._lock = threading.Lock()  # generating and inspecting set the model's adapter and attention
+        self._lock = threading.Lock()  # generating and inspecting both set the model's adapter and attention
         self._waiting: list[tuple[list[int], Sampling, asyncio.Future[Completion]]] = []
         self._worker: asyncio.Task[None] | None = None
 
     @classmethod
     def start(cls, model: str, *, dtype: str = "auto", max_batch: int = 64) -> TransformersEngine:
-        """Load ``model`` (a local directory or a hub name). Raises UserError if the directory is no checkpoint."""
+        """Load ``model`` (a local directory or a hub name), with the library's output in the log file.
+
+        Raises UserError if the directory is not a valid checkpoint or the model cannot be loaded.
+        """
         check_checkpoint(model)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        encoder_decoder = AutoConfig.from_pretrained(model).is_encoder_decoder
-        loader = AutoModelForSeq2SeqLM if encoder_decoder else AutoModelForCausalLM
-        loaded = loader.from_pretrained(model, dtype=dtype, device_map=device)
+        with starting("transformers", model):
+            encoder_decoder = AutoConfig.from_pretrained(model).is_encoder_decoder
+            loader = AutoModelForSeq2SeqLM if encoder_decoder else AutoModelForCausalLM
+            loaded = loader.from_pretrained(model, dtype=dtype, device_map=device)
         return cls(loaded, load_tokenizer(model), Path(model).name, max_batch)
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        """Continue ``prompt``; see `LLM.complete`. Raises UserError if the adapter does not fit the model."""
         config = self.model.config
         ids = self.tokenizer(prompt, add_special_tokens=config.is_encoder_decoder)["input_ids"]
         needed = max(len(ids), sampling.max_tokens) if config.is_encoder_decoder else len(ids) + sampling.max_tokens
@@ -84,7 +91,7 @@ class TransformersEngine:
 
     async def _drain(self) -> None:
         while self._waiting:
-            await asyncio.sleep(0)  # let every caller that is ready join the batch
+            await asyncio.sleep(0)  # let every caller that is ready add its call to the batch
             self._waiting = [call for call in self._waiting if not call[2].cancelled()]
             if not self._waiting:
                 return
@@ -94,7 +101,7 @@ class TransformersEngine:
             try:
                 completions = await asyncio.to_thread(self._generate, [ids for ids, _, _ in alike], sampling)
             except Exception as error:
-                if isinstance(error, RuntimeError):  # out of memory, among others
+                if isinstance(error, RuntimeError):  # for example, out of memory
                     error = EngineError(f"{self.name}: {error}")
                 for _, _, future in alike:
                     if not future.done():
@@ -105,14 +112,14 @@ class TransformersEngine:
                     future.set_result(completion)
 
     async def inspect(self, prompt: str, text: str) -> Inspection:
-        """How sure the base model is of each token of ``text`` after ``prompt``, and what each attends to.
+        """Compute the base model's entropy and attention for each token of ``text`` after ``prompt``.
 
         Raises:
-            ValueError: if the two do not fit the model's context, or ``prompt`` is empty.
-            UserError: if it is an encoder-decoder model.
+            ValueError: if prompt and text do not fit the model's context, or ``prompt`` is empty.
+            UserError: if the model is an encoder-decoder.
         """
         if self.model.config.is_encoder_decoder:
-            raise UserError(f"model {self.name}: an encoder-decoder cannot be inspected; use a decoder-only model")
+            raise UserError(f"model {self.name}: cannot inspect an encoder-decoder; use a decoder-only model")
         return await asyncio.to_thread(self._inspect, prompt, text)
 
     def _inspect(self, prompt: str, text: str) -> Inspection:
@@ -120,13 +127,13 @@ class TransformersEngine:
         ids, spans = encoded["input_ids"], encoded["offset_mapping"]
         start = next((i for i, (_, end) in enumerate(spans) if end > len(prompt)), len(ids))
         if start == 0:
-            raise ValueError("the prompt is empty: its first token has nothing to be predicted from")
+            raise ValueError("the prompt is empty: the text's first token has no context to be predicted from")
         if len(ids) > self._context:
             raise ValueError(f"prompt and text of {len(ids)} tokens exceed the context of {self._context}")
         with self._lock, torch.inference_mode():
             self._use(None)
             usual = self.model.config._attn_implementation
-            self.model.set_attn_implementation("eager")  # the others do not compute the weights
+            self.model.set_attn_implementation("eager")  # other implementations do not return attention weights
             try:
                 tokens = torch.tensor([ids], device=self.model.device)
                 output = self.model(tokens, output_attentions=True, use_cache=False)
@@ -144,7 +151,10 @@ class TransformersEngine:
         )
 
     def _use(self, adapter: str | None) -> None:
-        """Answer with ``adapter``, whose files are read at its first use. UserError if it does not fit."""
+        """Activate ``adapter``, whose files are read at the first use; None activates the base model.
+
+        Raises UserError if the adapter cannot be read or does not fit the model.
+        """
         if adapter is None:
             if self._adapters:
                 self.model.disable_adapters()
@@ -169,7 +179,7 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def _generate_with(self, prompts: list[list[int]], sampling: Sampling) -> list[Completion]:
-        # An encoder may count positions from the left, a decoder goes on at the right.
+        # A decoder continues at the right end; an encoder may number positions from the left.
         side = "right" if self.model.config.is_encoder_decoder else "left"
         batch = self.tokenizer.pad({"input_ids": prompts}, padding_side=side, return_tensors="pt")
         batch = batch.to(self.model.device)
@@ -183,7 +193,7 @@ class TransformersEngine:
             temperature=None if greedy else sampling.temperature,
             top_p=None if greedy else sampling.top_p,
             top_k=None,
-            repetition_penalty=1.0,  # not the model's own default, as in the other engines
+            repetition_penalty=1.0,  # instead of the model's own default, as in the other engines
             stop_strings=list(sampling.stop) or None,
             tokenizer=self.tokenizer,
             logits_processor=self._guide(sampling),
@@ -191,7 +201,7 @@ class TransformersEngine:
             output_logits=sampling.logprobs > 0,
             return_dict_in_generate=True,
         )
-        # A decoder's output begins with the prompt, that of an encoder-decoder with its one start token.
+        # The output begins with the prompt; that of an encoder-decoder begins with its start token.
         begin = 1 if self.model.config.is_encoder_decoder else batch["input_ids"].shape[1]
         written = output.sequences[:, begin:].tolist()
         logprobs = [torch.log_softmax(step.float(), -1) for step in output.logits or ()]
@@ -210,7 +220,7 @@ class TransformersEngine:
         found = [(text.index(stop), stop) for stop in sampling.stop if stop in text]
         cut, stop = min(found, default=(len(text), None))
         while stop is not None and len(ids) > 1 and stop in self.tokenizer.decode(ids[:-1]):
-            ids = ids[:-1]  # a row that stopped before the others of its batch is filled up
+            ids = ids[:-1]  # padding: this row stopped before the other rows of the batch
         return Completion(
             text=text[:cut],
             token_ids=tuple(ids),
@@ -228,7 +238,7 @@ class TransformersEngine:
         return tuple(TokenLogprob(t, str(self.tokenizer.decode([t])), step[t].item()) for t in tokens)
 
     def _guide(self, sampling: Sampling):
-        """A fresh xgrammar processor for the format asked for, None where none is."""
+        """Return a new xgrammar logits processor, or None if ``sampling`` does not ask for guided decoding."""
         if not (sampling.json_schema or sampling.choice or sampling.regex):
             return None
         import xgrammar
@@ -249,9 +259,9 @@ class TransformersEngine:
 
 
 def _context(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> float:
-    """Tokens that the model takes at most; infinity for one with relative positions and no limit told."""
+    """Return the model's maximum context in tokens; infinity for relative positions without a stated limit."""
     for name in ("max_position_embeddings", "n_positions"):
         if limit := getattr(config, name, None):
             return limit
-    # A tokenizer that was told no limit says 1e30.
+    # A tokenizer without a limit reports 1e30.
     return tokenizer.model_max_length if tokenizer.model_max_length < 1e9 else float("inf")

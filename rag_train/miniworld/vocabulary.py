@@ -1,4 +1,4 @@
-"""Gives the mini model words that it was not trained with, so that it can be taught other formats."""
+"""Extension of the mini model's vocabulary, so that it can learn other formats."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from rag_train.llm.checkpoint import load_tokenizer
 
 
 def with_words(model: Path, texts: Iterable[str], output: Path, tokens: Sequence[str] = ()) -> int:
-    """Write to ``output`` the model with every word of ``texts`` in its vocabulary; returns how many are new.
+    """Write the model to ``output`` with every word of ``texts`` in its vocabulary; return the number of new words.
 
-    ``tokens`` are added to the tokenizer, each one token wherever it stands (Self-RAG's reflection tokens, say).
-    A new word's embedding starts as that of the same word after a space, or else as the mean of its bytes'.
+    ``tokens``, such as Self-RAG's reflection tokens, are added to the tokenizer as tokens that match anywhere in a
+    text. The embedding of a new word is initialized with that of the same word after a space, or else with the mean
+    over its bytes.
     """
     tokenizer = load_tokenizer(str(model))
     backend = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -30,14 +31,14 @@ def with_words(model: Path, texts: Iterable[str], output: Path, tokens: Sequence
     settings = json.loads(backend.to_str())
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
     settings["added_tokens"] += [{"id": spare + new.index(token), "content": token, **flags} for token in added]
-    # All that is known, special tokens included, lest these be numbered anew after the words.
+    # Include the special tokens: otherwise the tokenizer would renumber them after the words.
     settings["model"]["vocab"] = known | {word: spare + i for i, word in enumerate(new)}
     network = Qwen2ForCausalLM.from_pretrained(model)
     network.resize_token_embeddings(math.ceil((spare + len(new)) / 64) * 64, mean_resizing=False)
     with torch.no_grad():
         table = network.model.embed_tokens.weight
         for i, word in enumerate(new):
-            same = known.get(f"\u0120{word}")  # byte-level BPE's sign for a space
+            same = known.get(f"\u0120{word}")  # byte-level BPE writes a space as \u0120
             table[spare + i] = (
                 table[same] if same else table[[known[byte] for byte in word if byte in known]].mean(0)
             )

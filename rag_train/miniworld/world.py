@@ -1,10 +1,10 @@
-"""A seeded synthetic world whose facts are known to be inside or outside a model's training text.
+"""A synthetic world, generated from a seed, in which every fact is inside or outside a model's training text.
 
-Films, people, cities and countries, and the relations between them. Every fact is *known* (it will occur often
-in the training text of the mini model) or *unknown* (it never will), so that the knowledge boundary, which
-the papers can only estimate, is given by construction. Entities belong to train, dev or test; films only
-involve people of their own split and people only marry within it, so no test chain shares a person or a film
-with a training chain. Cities and countries are common ground.
+The world consists of films, people, cities and countries, and the relations between them. A fact is *known* (it
+occurs often in the mini model's training text) or *unknown* (it never occurs). The knowledge boundary, which the
+papers can only estimate, is therefore given by construction. Films and people belong to the train, dev or test
+split, and are related only to people of the same split, so that test chains and training chains share no person and
+no film. Cities and countries are common to all splits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RELATIONS: dict[str, tuple[str, str, str]] = {
     "country": ("city", "country", "What"),
 }
 
-# Each chain of relations and the ways to ask for it; {x} is the root entity.
+# Question wordings for each chain of relations; {x} is the root entity.
 CHAINS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("director",): ("Who directed {x}?", "{x} was directed by whom?"),
     ("star",): ("Who starred in {x}?", "Who played the lead in {x}?"),
@@ -103,7 +103,7 @@ CHAINS: dict[tuple[str, ...], tuple[str, ...]] = {
     ),
 }
 
-# Two roots, one chain each, and how their values are compared.
+# Question wordings for comparisons of two roots {x} and {y}: how the values are compared, and the chain to them.
 COMPARISONS: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {
     ("earlier", ("release year",)): (
         "Which film was released earlier, {x} or {y}?",
@@ -128,25 +128,27 @@ COMPARISONS: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {
 }
 
 Fact = tuple[str, str]
-"""(subject, relation); the world maps it to the object."""
+"""A pair (subject, relation), which the world maps to the object."""
 
 
 def subquery(relation: str, subject: str) -> str:
+    """Return the question for a fact."""
     return f"{RELATIONS[relation][2]} is the {relation} of {subject}?"
 
 
 def statement(relation: str, subject: str, value: str) -> str:
+    """Return the sentence that states a fact."""
     return f"The {relation} of {subject} is {value}."
 
 
 @dataclass(frozen=True)
 class WorldConfig:
-    """The recipe of a world.
+    """Settings of a world.
 
-    A model knows much of what is popular and little of what is not (Mallen et al. 2023, PopQA): ``known_share``
-    of all entities are famous; a fact about a famous subject is known with probability ``fame``, any other with
-    probability 1 - ``fame``. Retrieval is not perfect either: a passage mentions ``mentioned_share`` of the facts
-    about its subject.
+    Models know much about popular entities and little about others (Mallen et al. 2023, PopQA). The share
+    ``known_share`` of all entities is famous. A fact about a famous subject is known with probability ``fame``, any
+    other fact with probability 1 - ``fame``. Retrieval is not perfect, either: passages mention the share
+    ``mentioned_share`` of the facts about their subject.
     """
 
     seed: int = 0
@@ -164,7 +166,7 @@ class WorldConfig:
 
 @dataclass
 class World:
-    """Entities, facts, the boundary, and what can be made of them: passages and questions."""
+    """Entities, facts and the knowledge boundary, and the passages and questions made from them."""
 
     config: WorldConfig
     entities: dict[str, list[str]] = field(default_factory=dict)
@@ -175,9 +177,11 @@ class World:
     _types: dict[str, str] = field(default_factory=dict)
 
     def relations_of(self, entity_type: str) -> list[str]:
+        """Return the relations whose subject has this type."""
         return [name for name, (subject, _, _) in RELATIONS.items() if subject == entity_type]
 
     def type_of(self, entity: str) -> str:
+        """Return the type of an entity, such as ``film``."""
         return self._types[entity]
 
     def __post_init__(self) -> None:
@@ -185,9 +189,9 @@ class World:
             _generate(self)
 
     def passage(self, entity: str, facts: dict[Fact, str] | None = None) -> Passage:
-        """The entity's passage: one sentence a mentioned fact, subject repeated, in the order of the relations.
+        """Return the entity's passage: a sentence for each mentioned fact, in the order of the relations.
 
-        ``facts`` replaces what is said of it; a relation that is not in there is not mentioned.
+        If ``facts`` is given, the passage states these facts instead of the mentioned facts of the world.
         """
         if facts is None:
             facts = {fact: value for fact, value in self.facts.items() if fact in self.mentioned}
@@ -198,7 +202,7 @@ class World:
         return Passage(id=f"{kind}-{entity}", title=entity, text=" ".join(sentences))
 
     def corpus(self) -> list[Passage]:
-        """A passage an entity, and for each film and person a distractor that names it beside others."""
+        """Return a passage for each entity, and for each film and person a distractor that names it with others."""
         passages = [self.passage(e) for kind in ("film", "person", "city") for e in self.entities[kind]]
         rng = random.Random(self.config.seed + 1)
         for kind in ("film", "person"):
@@ -214,7 +218,7 @@ class World:
         return passages
 
     def follow(self, root: str, chain: tuple[str, ...]) -> list[GoldStep]:
-        """The hops from ``root`` along ``chain``, each with whether its fact is known."""
+        """Return the hops from ``root`` along ``chain``, with the knowledge boundary."""
         steps, subject = [], root
         for relation in chain:
             fact = (subject, relation)
@@ -233,15 +237,16 @@ class World:
         return steps
 
     def value(self, root: str, chain: tuple[str, ...]) -> str:
+        """Return the entity at the end of ``chain`` from ``root``."""
         for relation in chain:
             root = self.facts[root, relation]
         return root
 
     def questions(self, split: str, *, comparisons: int = 200) -> list[Question]:
-        """Questions rooted in the split's films and people, in seeded random order.
+        """Return questions about the split's films and people, in a random order determined by the seed.
 
-        Every chain is asked of every root it fits, in one of its wordings; ``comparisons`` adds that many
-        two-root questions, yes/no ones balanced by rejection.
+        There is a question for every chain and every root that fits, in one of the wordings, and ``comparisons``
+        questions that compare two roots, with yes and no balanced by rejection.
         """
         rng = random.Random(f"{self.config.seed}-{split}")
         out: list[Question] = []
@@ -268,9 +273,12 @@ class World:
         return [q.model_copy(update={"id": f"{split}-{i}"}) for i, q in enumerate(out)]
 
     def compounds(self, split: str, count: int) -> list[Question]:
-        """Questions that ask 2 or 3 things about one film or person (HANRAG, appendix B.1), in seeded order."""
+        """Return compound questions, which ask for 2 or 3 facts about a film or person (HANRAG, appendix B.1).
+
+        Questions and order are determined by the seed.
+        """
         rng = random.Random(f"{self.config.seed}-{split}-compound")
-        subjects = [name for name, of in self.split.items() if of == split]
+        subjects = [name for name, its_split in self.split.items() if its_split == split]
         out: dict[str, Question] = {}
         for _ in range(count * 20):
             if len(out) == count:
@@ -294,6 +302,7 @@ class World:
         return list(out.values())
 
     def _comparison(self, rng: random.Random, split: str, how: str, chain: tuple[str, ...]) -> Question | None:
+        """Draw a comparison of two roots; None if they cannot be compared."""
         roots = [e for e in self.entities[RELATIONS[chain[0]][0]] if self.split.get(e) == split]
         x = rng.choice(roots)
         vx = self.value(x, chain)
@@ -312,7 +321,7 @@ class World:
 
 
 def _names(rng: random.Random, count: int, taken: set[str]) -> list[str]:
-    """Pronounceable invented names, each one capitalised word."""
+    """Invent pronounceable names, each a single capitalized word."""
     heads = ["b", "br", "c", "d", "dr", "f", "g", "gr", "h", "j", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z"]
     names: list[str] = []
     while len(names) < count:
@@ -325,6 +334,7 @@ def _names(rng: random.Random, count: int, taken: set[str]) -> list[str]:
 
 
 def _generate(world: World) -> None:
+    """Draw the entities, the facts and the knowledge boundary of ``world``."""
     config = world.config
     rng = random.Random(config.seed)
     taken: set[str] = set()
@@ -337,12 +347,12 @@ def _generate(world: World) -> None:
     for kind in ("film", "person"):
         names, start = world.entities[kind], 0
         for split, share in zip(SPLITS, config.split_shares, strict=True):
-            size = round(len(names) * share) // 2 * 2  # even, so that all people of a split can be paired
+            size = round(len(names) * share) // 2 * 2  # even, so that all people of a split can be married
             members[kind, split] = names[start:] if split == SPLITS[-1] else names[start : start + size]
             if len(members[kind, split]) < 2 or len(members[kind, split]) % 2:
                 raise UserError(
-                    f"world: {counts[kind]} of {kind} leave {len(members[kind, split])} to the {split} split, "
-                    "which needs an even number, 2 or more; give an even number, 20 or more"
+                    f"world: {counts[kind]} of type {kind} leave {len(members[kind, split])} to the {split} split, "
+                    "which needs an even number of at least 2; give an even number of at least 20"
                 )
             start += size
             world.split.update(dict.fromkeys(members[kind, split], split))
@@ -363,8 +373,8 @@ def _generate(world: World) -> None:
     for city in world.entities["city"]:
         world.facts[city, "country"] = rng.choice(world.entities["country"])
 
-    # Half of every kind and split are famous. A couple is famous, and its marriage known, as a unit: one
-    # direction would give the other away.
+    # The share of famous entities is the same in every type and split. The two spouses of a couple are famous
+    # together, and their marriage is known for both, because one direction would reveal the other.
     groups = [[[name] for name in members["film", split]] for split in SPLITS]
     groups += [[list(couple) for couple in couples if world.split[couple[0]] == split] for split in SPLITS]
     groups += [[[name] for name in world.entities["city"]]]
@@ -382,7 +392,10 @@ def _generate(world: World) -> None:
 
 
 def write_world(world: World, directory: Path) -> dict[str, int]:
-    """Write corpus.jsonl, {train,dev,test}.jsonl, and known.json: each fact's subquery and whether it is known."""
+    """Write corpus.jsonl, {train,dev,test}.jsonl and known.json (see `known_subqueries`).
+
+    Returns the number of records in each file.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     records: dict[str, Sequence[Record]] = {"corpus": world.corpus()}
     records |= {split: world.questions(split) for split in SPLITS}
@@ -394,5 +407,5 @@ def write_world(world: World, directory: Path) -> dict[str, int]:
 
 
 def known_subqueries(world: World) -> dict[str, bool]:
-    """The true knowledge boundary: every fact's subquery, and whether the fact is known."""
+    """Return the true knowledge boundary: the subquery of every fact, and whether the fact is known."""
     return {subquery(relation, subject): (subject, relation) in world.known for subject, relation in world.facts}

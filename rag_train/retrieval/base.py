@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from rag_train.schema import Passage
 
 
 class Retriever(Protocol):
+    """A source of passages. An index also has ``corpus_sha256``: see the function `corpus_sha256`."""
+
     @property
     def name(self) -> str: ...
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """The ``k`` best passages for each query, best first, with scores; fewer if the corpus is smaller."""
+        """Return the ``k`` best passages for each query, best first, with scores; fewer if there are no more."""
         ...
+
+
+def corpus_sha256(retriever: Retriever) -> str:
+    """Return the SHA-256 of a retriever's corpus, or "" if it is unknown, as for a web search or a service."""
+    return getattr(retriever, "corpus_sha256", "")
+
+
+def joint_sha256(retrievers: Iterable[Retriever]) -> str:
+    """Return one hash for the corpora of several retrievers: their common hash if equal, "" if one is unknown."""
+    parts = sorted({corpus_sha256(retriever) for retriever in retrievers})
+    if len(parts) == 1 or "" in parts:
+        return parts[0]  # "" sorts first
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The async front of a retriever: concurrent single queries become batches, equal ones are searched once."""
+"""An asynchronous interface to a retriever that batches concurrent queries and searches equal queries once."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ _Key = tuple[str, int]
 
 
 class AsyncRetriever:
-    """Searches in batches of what is waiting whenever the retriever is free; nothing waits for a batch to fill.
+    """An asynchronous interface to a retriever. Use it from one event loop at a time.
 
-    The retriever runs in threads, ``threads`` batches at a time. Use from one event loop at a time.
+    Whenever the retriever is free, it searches a batch of all waiting queries; no query waits for a batch to fill.
+    The retriever runs in threads.
 
     Args:
-        retriever: what searches.
-        max_batch: most queries given to it at once.
-        threads: most batches under way at once; more than one for retrievers that let go of Python's lock.
-        remember: how many answers are kept for queries to come, the least recently used forgotten first.
+        retriever: the retriever to call.
+        max_batch: maximum number of queries in a batch.
+        threads: maximum number of concurrent batches; more than 1 helps if the retriever releases the GIL.
+        remember: number of answers kept in memory; the least recently used are dropped first.
 
     Attributes:
-        queries: queries asked.
-        distinct: queries that had to be searched, being neither remembered nor already under way.
-        batches: calls of the retriever.
+        queries: number of queries received.
+        distinct: number of queries searched, that is, neither remembered nor pending.
+        batches: number of calls of the retriever.
     """
 
     def __init__(self, retriever: Retriever, max_batch: int = 256, remember: int = 10_000, threads: int = 1):
@@ -38,21 +39,21 @@ class AsyncRetriever:
         self.queries = self.distinct = self.batches = 0
         self._remembered: OrderedDict[_Key, list[Passage]] = OrderedDict()
         self._pending: dict[_Key, asyncio.Future[list[Passage]]] = {}
-        self._waiting: dict[_Key, None] = {}  # of the pending, those not yet given to the retriever, in order
+        self._waiting: dict[_Key, None] = {}  # pending queries not yet passed to the retriever, in order
         self._workers: set[asyncio.Task[None]] = set()
 
     async def search(self, query: str, k: int) -> list[Passage]:
-        """The ``k`` best passages for one query. Raises what the retriever raises for its batch."""
-        # Shielded, because other callers may wait for the same future when this one is cancelled.
+        """Return the ``k`` best passages for one query. Raises the retriever's exception if its batch fails."""
+        # Shielded, because other callers may wait for the same future when this caller is cancelled.
         return list(await asyncio.shield(self._ask(query, k)))
 
     async def search_all(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """As `search`, for several queries at once, at less cost than a task for each."""
+        """Return the ``k`` best passages for each query, at a lower cost than one `search` task per query."""
         found = await asyncio.gather(*(asyncio.shield(self._ask(query, k)) for query in queries))
         return [list(passages) for passages in found]
 
     def _ask(self, query: str, k: int) -> asyncio.Future[list[Passage]]:
-        """The query's answer to come, shared by all who wait for it."""
+        """Return a future of the query's passages, shared by all callers with the same query."""
         self.queries += 1
         key = (query, k)
         if key in self._remembered:
@@ -80,7 +81,7 @@ class AsyncRetriever:
         finally:
             self._workers.discard(asyncio.current_task())  # pyright: ignore[reportArgumentType]
             if not self._workers:
-                for future in self._pending.values():  # some are left only if the event loop is shutting down
+                for future in self._pending.values():  # not empty only if the event loop is shutting down
                     future.cancel()
                 self._pending.clear()
                 self._waiting.clear()

@@ -1,4 +1,4 @@
-"""Answers of a slow or paid retriever, kept on disk between runs and shared by processes."""
+"""A cache on disk for a slow or paid retriever, shared by runs and processes."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from rag_train.errors import UserError
-from rag_train.retrieval.base import Retriever
+from rag_train.retrieval.base import Retriever, corpus_sha256
 from rag_train.schema import Passage
 
-_APPLICATION = 0x52415443  # "RATC", in the header of an SQLite file
+_APPLICATION = 0x52415443  # "RATC": SQLite's application_id, in the header of the file
 _VERSION = 1
-_AT_ONCE = 1000
-"""Queries in one SELECT: SQLite takes no more than 32,766 values."""
+_SELECT = 1000
+"""Keys in one SELECT; SQLite's limit is 32,766 values."""
 _PASSAGES = TypeAdapter(list[Passage])
 
 
 class CachedRetriever:
-    """Searches only for what is not yet in a file; several processes and threads may use the file at once.
+    """A retriever that searches only for queries whose answers are not yet in a file.
 
-    Empty answers are not kept, because a web search that failed gives one too.
+    Several processes and threads can use the file at the same time. Empty answers are not stored, because a failed
+    web search also returns one.
 
     Args:
-        retriever: what searches.
-        key: names everything besides query and ``k`` that decides the answer, such as the corpus' hash and the
-            retriever's settings; answers under another key are not used.
-        path: the SQLite file, on a local disk; made if there is none.
+        retriever: the retriever to call.
+        key: identifies everything except query and ``k`` that determines an answer, such as the hash of the corpus
+            and the settings of the retriever; answers with a different key are not used.
+        path: the SQLite file, on a local disk; created if it does not exist.
 
     Attributes:
-        hits: queries answered from the file.
-        misses: queries that were searched.
+        hits: number of queries answered from the file.
+        misses: number of queries passed to the retriever.
 
     Raises:
-        UserError: if the file cannot be read or made, is damaged, or is none of ours.
+        UserError: if the file cannot be read or created, is damaged, or is not a cache.
     """
 
     def __init__(self, retriever: Retriever, key: str, path: str | Path):
@@ -49,9 +50,9 @@ class CachedRetriever:
         self.key = key
         self.path = Path(path)
         self.hits = self.misses = 0
-        # A connection must be used neither by another thread nor by a forked process, which must not even close it.
+        # A connection belongs to one thread of one process: a forked process must not even close it.
         self._connections: dict[tuple[int, int], sqlite3.Connection] = {}
-        with self._mending():
+        with self._user_errors():
             if not self.path.exists():
                 _create(self.path)
             self._check()
@@ -60,8 +61,15 @@ class CachedRetriever:
     def name(self) -> str:
         return self.retriever.name
 
+    @property
+    def corpus_sha256(self) -> str:
+        return corpus_sha256(self.retriever)
+
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """As the retriever has it. Raises what it raises, and UserError if the file fails."""
+        """Return the retriever's passages for each query, from the file where possible.
+
+        Raises the retriever's exceptions, and UserError if the file cannot be used.
+        """
         keys = [self._digest(query, k) for query in queries]
         known = self._read(list(dict.fromkeys(keys)))
         missing = {key: query for key, query in zip(keys, queries, strict=True) if key not in known}
@@ -78,23 +86,23 @@ class CachedRetriever:
 
     def _read(self, keys: list[bytes]) -> dict[bytes, list[Passage]]:
         known: dict[bytes, list[Passage]] = {}
-        with self._mending():
-            for start in range(0, len(keys), _AT_ONCE):
-                some = keys[start : start + _AT_ONCE]
-                marks = ",".join("?" * len(some))
-                rows = self._connection().execute(f"SELECT key, passages FROM answers WHERE key IN ({marks})", some)
+        with self._user_errors():
+            for start in range(0, len(keys), _SELECT):
+                part = keys[start : start + _SELECT]
+                marks = ",".join("?" * len(part))
+                rows = self._connection().execute(f"SELECT key, passages FROM answers WHERE key IN ({marks})", part)
                 known |= {key: _PASSAGES.validate_json(passages) for key, passages in rows.fetchall()}
         return known
 
     def _write(self, found: dict[bytes, list[Passage]]) -> None:
         rows = [(key, _PASSAGES.dump_json(passages)) for key, passages in found.items()]
-        with self._mending(), self._connection() as transaction:
+        with self._user_errors(), self._connection() as transaction:
             transaction.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?)", rows)
 
     def _connection(self) -> sqlite3.Connection:
         owner = os.getpid(), threading.get_ident()
         if owner not in self._connections:
-            # 60 s for the other processes' writes, which take milliseconds.
+            # Waits up to 60 s for writes of other processes, which take milliseconds.
             connection = self._connections[owner] = sqlite3.connect(self.path, timeout=60)
             connection.execute("PRAGMA synchronous = NORMAL")
         return self._connections[owner]
@@ -105,24 +113,26 @@ class CachedRetriever:
         if application != _APPLICATION:
             raise UserError(f"cache {self.path}: not a retrieval cache of rag-train; choose another file")
         if version != _VERSION:
-            raise UserError(f"cache {self.path}: of version {version}, this rag-train reads {_VERSION}; delete it")
+            raise UserError(f"cache {self.path}: version {version}, but this rag-train reads {_VERSION}; delete it")
 
     @contextmanager
-    def _mending(self) -> Iterator[None]:
-        """Turns errors of the file into UserErrors."""
+    def _user_errors(self) -> Iterator[None]:
+        """Turn errors of SQLite and of the file system into UserErrors."""
         try:
             yield
         except sqlite3.OperationalError as error:  # locked, read-only, no such directory, disk full
             raise UserError(f"cache {self.path}: {error}; choose a writable file on a local disk") from error
         except (sqlite3.DatabaseError, ValidationError) as error:
             problem = str(error).partition("\n")[0]
-            raise UserError(f"cache {self.path}: damaged ({problem}); delete it to start afresh") from error
+            raise UserError(
+                f"cache {self.path}: damaged ({problem}); delete it to start with an empty cache"
+            ) from error
         except OSError as error:
             raise UserError(f"cache {self.path}: {error.strerror}; choose a writable file") from error
 
 
 def _create(path: Path) -> None:
-    """Make an empty cache under another name first: another process sees a whole one or none."""
+    """Create an empty cache atomically: other processes see a complete file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as directory:
         partial = Path(directory) / "partial"
@@ -137,5 +147,5 @@ def _create(path: Path) -> None:
             )
         try:
             path.hardlink_to(partial)
-        except FileExistsError:  # another process was faster
+        except FileExistsError:  # created by another process in the meantime
             return

@@ -1,6 +1,6 @@
-"""Corpora: reading them from the field's file formats, and keeping their passages encoded.
+"""Corpora: readers for the common file formats, and a store of encoded passages.
 
-Every mistake in a file is a UserError in one line: the file, the line, what is wrong and how to mend it.
+Every error in a file is a UserError of one line with the file, the line number, the problem and the remedy.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_corpus(path: str | Path) -> Iterator[Passage]:
-    """Yield the passages of a corpus file in its order, without reading it whole.
+    """Yield the passages of a corpus file in their order, reading the file line by line.
 
-    ``.jsonl``: one object a line with ``id`` (or ``_id``, ``docid``), ``text`` and, where there is one, ``title``,
-    as BEIR has them; or FlashRAG's ``contents``, whose first line is the title in quotation marks.
+    ``.jsonl``: one object per line, either BEIR's with ``id`` (or ``_id``, ``docid``), ``text`` and optionally
+    ``title``, or FlashRAG's with ``contents``, whose first line is the title in quotation marks.
     ``.tsv``: DPR's ``psgs_w100.tsv``, quoted as CSV, with the header ``id text title``.
 
-    The ids are kept in memory to find duplicates, about 100 bytes for each.
+    All ids are kept in memory to detect duplicates, about 100 bytes each.
 
     Raises:
-        UserError: at the first line that is not UTF-8, malformed, without id or text, or repeats an id; if the
-            file is missing, empty, or has another extension.
+        UserError: if a line is not UTF-8, is malformed, has no id or no text, or repeats an id; or if the file is
+            missing, empty, or has an unknown extension.
     """
     path = Path(path)
     match path.suffix.lower():
@@ -47,20 +47,20 @@ def read_corpus(path: str | Path) -> Iterator[Passage]:
         try:
             passage = _passage(row)
         except ValueError as error:
-            raise UserError(f"{path}, line {line}: {error}; mend or remove the line") from error
+            raise UserError(f"{path}, line {line}: {error}; correct or remove the line") from error
         if passage.id in first_seen:
             raise UserError(
                 f"{path}, line {line}: duplicate id {passage.id[:80]!r}, first on line {first_seen[passage.id]}; "
-                "give every passage an id of its own"
+                "give every passage a unique id"
             )
         first_seen[passage.id] = line
         yield passage
     if not first_seen:
-        raise UserError(f"corpus {path}: empty; give a file with one passage a line")
+        raise UserError(f"corpus {path}: empty; give a file with one passage per line")
 
 
 def count_lines(path: str | Path) -> int:
-    """Lines of a file, which is about how many passages a corpus has; for progress bars.
+    """Return the number of lines of a file, for progress bars: about the number of passages of a corpus.
 
     Raises:
         UserError: if the file cannot be read.
@@ -73,10 +73,10 @@ def count_lines(path: str | Path) -> int:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number from 1, object) for each line that is not blank.
+    """Yield (line number, object) for each line that is not blank; numbers start at 1.
 
     Raises:
-        UserError: if the file cannot be read, or a line is not UTF-8 or not one JSON object.
+        UserError: if the file cannot be read, or if a line is not UTF-8 or not a JSON object.
     """
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
@@ -84,18 +84,18 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             row = parse_json(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, line {number}: invalid JSON ({error}); put one JSON object a line") from error
+            raise UserError(f"{path}, line {number}: invalid JSON ({error}); write one object per line") from error
         if not isinstance(row, dict):
-            raise UserError(f"{path}, line {number}: not a JSON object; put one JSON object a line")
+            raise UserError(f"{path}, line {number}: not a JSON object; write one object per line")
         yield number, row
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON, reading the NaN that pandas writes for missing values as null.
+    """Parse JSON; NaN, which pandas writes for missing values, is read as null.
 
     Raises:
-        ValueError: if it is not JSON, or escapes half of a surrogate pair, which no file of ours could hold.
-        RecursionError: if it is nested too deep.
+        ValueError: if the text is not JSON or contains half of a surrogate pair, which cannot be written as UTF-8.
+        RecursionError: if the value is nested too deeply.
     """
     value = json.loads(text, parse_constant=lambda _: None)
     if _SURROGATE.search(text):
@@ -103,30 +103,20 @@ def parse_json(text: str) -> Any:
     return value
 
 
-def chunk(article: Passage, words: int = 100) -> list[Passage]:
-    """Cut an article into disjoint passages of ``words`` words, as DPR did; the last one may be shorter.
-
-    Passage ``i`` (from 0) of article ``a`` gets the id ``a-i`` and the article's title.
-    """
-    parts = article.text.split()
-    return [
-        Passage(id=f"{article.id}-{i}", title=article.title, text=" ".join(parts[start : start + words]))
-        for i, start in enumerate(range(0, len(parts), words))
-    ]
-
-
 class Bytes(Protocol):
+    """Bytes that can be sliced, in memory or in a file."""
+
     def __getitem__(self, at: slice, /) -> bytes: ...
 
 
 class PassageStore:
-    """Passages by position, as JSON Lines bytes and the offset of each line's start.
+    """Passages by position, stored as JSON Lines and the start of each line.
 
-    Over a file, 21 million passages take no memory but their offsets.
+    If ``lines`` is a file, only the offsets take memory, also for 21 million passages.
 
     Args:
         lines: the JSON Lines.
-        offsets: int64, one more than there are passages; the last is the length of ``lines``.
+        offsets: int64, of shape (passages + 1,); the last offset is the length of ``lines``.
     """
 
     def __init__(self, lines: Bytes, offsets: array[int] | np.ndarray):
@@ -141,12 +131,12 @@ class PassageStore:
 
 
 def encode(passage: Passage) -> bytes:
-    """The line of a passage in a `PassageStore`."""
+    """Return the line of a passage in a `PassageStore`."""
     return passage.model_dump_json(include={"id", "title", "text"}).encode() + b"\n"
 
 
 def encodable(text: str) -> str:
-    """The text with halves of surrogate pairs, which UTF-8 cannot hold, replaced by question marks."""
+    """Return the text with question marks for halves of surrogate pairs, which UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -163,7 +153,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _read_tsv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    # strict: an unclosed quotation mark is an error, instead of one passage that swallows the rest of the file
+    # strict: an unclosed quotation mark is an error; otherwise one passage would contain the rest of the file
     reader = csv.reader(_lines(path), delimiter="\t", strict=True)
     try:
         header = next(reader, ["id", "text", "title"])
@@ -173,12 +163,12 @@ def _read_tsv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if len(row) != len(header):
                 raise UserError(
                     f"{path}, line {reader.line_num}: {len(row)} fields instead of 3; "
-                    "put tabs between id, text and title only, and quote texts that hold tabs"
+                    "separate id, text and title with tabs, and quote texts that contain tabs"
                 )
             yield reader.line_num, dict(zip(header, row, strict=True))
     except csv.Error as error:
         raise UserError(
-            f"{path}, line {reader.line_num}: {error}; quote as CSV does, doubling quotation marks within a text"
+            f"{path}, line {reader.line_num}: {error}; quote texts as in CSV, with quotation marks doubled"
         ) from error
 
 

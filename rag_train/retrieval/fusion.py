@@ -1,4 +1,4 @@
-"""Hybrid retrieval: one ranking from the rankings of several retrievers."""
+"""Hybrid retrieval: the rankings of several retrievers are fused into one."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from rag_train.errors import UserError
-from rag_train.retrieval.base import Retriever
+from rag_train.retrieval.base import Retriever, joint_sha256
 from rag_train.schema import Passage
 
 Method = Literal["rrf", "weighted"]
 
 
 class FusedRetriever:
-    """Asks every retriever for all queries in one batch, all at the same time, and fuses what they find.
+    """A retriever that queries several retrievers concurrently, in one batch each, and fuses their rankings.
 
     Args:
-        retrievers: at least one; passages are told apart by id, so they must share a corpus.
-        method, weights, rrf_k: as for `fuse`.
-        depth: how many passages are asked of each retriever, or ``k`` if that is more.
+        retrievers: one or more retrievers over the same corpus: passages are identified by their ids.
+        method, weights, rrf_k: see `fuse`.
+        depth: number of passages requested from each retriever; ``k`` if that is greater.
 
     Raises:
-        UserError: if the method is unknown, or the weights are not one positive number for each retriever.
+        UserError: if the method is unknown, or if there is not one positive weight for each retriever.
     """
 
     def __init__(
@@ -34,20 +34,21 @@ class FusedRetriever:
         depth: int = 100,
         rrf_k: int = 60,
     ):
-        fuse([[] for _ in retrievers], 1, method, weights, rrf_k)  # bad settings are told before the first search
+        fuse([[] for _ in retrievers], 1, method, weights, rrf_k)  # rejects bad settings before the first search
         self.retrievers = list(retrievers)
         self.method: Method = method
         self.weights = weights
         self.depth = depth
         self.rrf_k = rrf_k
         self.name = f"{method}({', '.join(retriever.name for retriever in retrievers)})"
+        self.corpus_sha256 = joint_sha256(retrievers)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """At most ``k`` passages for each query, with fused scores.
+        """Return at most ``k`` passages for each query, with fused scores.
 
         Raises:
             ValueError: if ``k`` is less than 1.
-            UserError: what `fuse` and the retrievers raise.
+            UserError: if a retriever fails, or if its scores cannot be fused.
         """
         if k < 1:
             raise ValueError(f"k is {k}; ask for at least one passage")
@@ -64,26 +65,26 @@ def fuse(
     weights: Sequence[float] | None = None,
     rrf_k: int = 60,
 ) -> list[Passage]:
-    """The ``k`` best passages of several rankings of one query.
+    """Return the ``k`` best passages of several rankings for the same query.
 
-    A passage's score is the sum, over the lists that hold it, of the list's weight times
+    The score of a passage is a sum over the rankings that contain it. Each term is the weight of the ranking times
 
     - ``rrf``: 1 / (rrf_k + rank), with ranks from 1 (Cormack et al. 2009, "Reciprocal rank fusion outperforms
-      Condorcet and individual rank learning methods", whose constant is 60); scores are not looked at;
-    - ``weighted``: its score in the list, scaled so that the list's worst is 0 and its best 1. Where all are
-      equal, each is 1.
+      Condorcet and individual rank learning methods", with the constant 60); scores are ignored;
+    - ``weighted``: the score of the passage, scaled to 0 for the worst and 1 for the best passage of the ranking; 1
+      if all scores are equal.
 
-    Equal sums are ordered by the best rank in any list, then by the list that has it.
+    Equal sums are ordered by the best rank in any ranking, then by the position of that ranking.
 
     Args:
-        lists: for each retriever its passages, best first, each passage once.
-        weights: one positive number for each list; by default all are 1.
+        lists: the ranking of each retriever, best first, without duplicates.
+        weights: one positive number for each ranking; by default 1.
 
     Raises:
-        UserError: if the method is unknown, if there are no lists or the weights do not fit, or if ``weighted``
-            meets a passage without a finite score.
+        UserError: if the method is unknown, if there are no rankings, if there is not one positive weight for each
+            ranking, or if ``weighted`` gets a passage without a finite score.
     """
-    weights = _checked([1.0] * len(lists) if weights is None else weights, len(lists))
+    weights = _check_weights([1.0] * len(lists) if weights is None else weights, len(lists))
     parts: dict[str, list[float]] = {}
     best: dict[str, tuple[int, int]] = {}
     passages: dict[str, Passage] = {}
@@ -92,14 +93,14 @@ def fuse(
             passages.setdefault(passage.id, passage)
             parts.setdefault(passage.id, []).append(weight * share)
             best[passage.id] = min(best.get(passage.id, (rank, number)), (rank, number))
-    # fsum rounds once, so that equal sums are equal in whichever order the lists come.
+    # fsum rounds once, so that sums do not depend on the order of the lists.
     scores = {id: math.fsum(part) for id, part in parts.items()}
     ranked = sorted(scores, key=lambda id: (-scores[id], best[id]))
     return [passages[id].model_copy(update={"score": scores[id]}) for id in ranked[:k]]
 
 
 def _shares(found: Sequence[Passage], method: Method, rrf_k: int) -> list[float]:
-    """What one list, before weighting, gives to each of its passages."""
+    """Return the term of each passage of one ranking, before weighting."""
     match method:
         case "rrf":
             return [1 / (rrf_k + rank) for rank in range(1, len(found) + 1)]
@@ -108,18 +109,18 @@ def _shares(found: Sequence[Passage], method: Method, rrf_k: int) -> list[float]
             low, high = min(scores, default=0.0), max(scores, default=0.0)
             return [(score - low) / (high - low) if high > low else 1.0 for score in scores]
         case _:
-            raise UserError(f"unknown fusion {method!r}; give rrf or weighted")
+            raise UserError(f"unknown fusion method {method!r}; give rrf or weighted")
 
 
 def _score(passage: Passage) -> float:
     if passage.score is None or not math.isfinite(passage.score):
         raise UserError(
-            f"passage {passage.id[:80]!r} has the score {passage.score}; use rrf, which needs no scores"
+            f"fusion: passage {passage.id[:80]!r} has the score {passage.score}; use rrf, which ignores scores"
         )
     return passage.score
 
 
-def _checked(weights: Sequence[float], lists: int) -> Sequence[float]:
+def _check_weights(weights: Sequence[float], lists: int) -> Sequence[float]:
     if not lists:
         raise UserError("fusion: no retrievers; give at least one")
     if len(weights) != lists or not all(0 < weight < math.inf for weight in weights):

@@ -1,4 +1,4 @@
-"""The moves of a DeepRAG controller, one engine call each: shared by the search and by forced inference."""
+"""The moves of a DeepRAG controller, with one engine call each, used by the search and by forced inference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rag_train.schema import Passage, Step
 
 @dataclass(frozen=True)
 class Move:
-    """What the controller does next: ask a subquery, give the final answer, or neither (malformed text)."""
+    """The controller's next move: a subquery, the final answer, or neither if the text is malformed."""
 
     subquery: str | None = None
     answer: str | None = None
@@ -21,30 +21,38 @@ class Move:
 
 @dataclass(frozen=True)
 class Controller:
-    """``prompt`` is the question as the model is given it; ``max_tokens`` bounds a line."""
+    """A controller working on one question.
+
+    Attributes:
+        log: the engine.
+        prompt: the prompt with the question, before the transcript.
+        max_tokens: maximum number of tokens of a line.
+    """
 
     log: CallLog
     prompt: str
     max_tokens: int = 64
 
     async def next_move(self, steps: Sequence[Step]) -> Move:
-        """Write the next line: "Follow up:" or "So the final answer is:" (section 3.1, termination decision)."""
+        """Generate the next line, "Follow up:" or "So the final answer is:" (section 3.1, termination decision)."""
         text = await self._line("subquery", deeprag.text_of(steps))
         parsed = deeprag.parse(text)
         return Move(subquery=parsed.open_subquery, answer=parsed.answer)
 
     async def parametric(self, steps: Sequence[Step], subquery: str, sample: Sampling | None = None) -> str:
+        """Answer the subquery from parametric knowledge."""
         text = deeprag.text_of(steps) + deeprag.parametric_prompt(subquery)
         return deeprag.one_line(await self._line("parametric", text, sample))
 
     async def retrieved(
         self, steps: Sequence[Step], subquery: str, passages: Sequence[Passage], sample: Sampling | None = None
     ) -> str:
+        """Answer the subquery from the passages."""
         text = deeprag.text_of(steps) + deeprag.retrieved_prompt(subquery, passages)
         return deeprag.one_line(await self._line("retrieved", text, sample))
 
     async def final(self, steps: Sequence[Step]) -> str | None:
-        """Give the final answer now, whatever is still open."""
+        """Force the final answer; None if the model writes an empty line."""
         return deeprag.one_line(await self._line("final", deeprag.text_of(steps) + deeprag.FINAL)) or None
 
     async def _line(self, module: str, text: str, sample: Sampling | None = None) -> str:

@@ -1,7 +1,7 @@
 """DeepRAG inference (section 3.1), and its two extremes (section 5.3, Figure 5).
 
-``adaptive``: the controller writes on until it asks to search; the harness answers with passages. A step that
-needs no search costs no extra call. ``parametric`` and ``retrieve`` take the decision away from it.
+In mode ``adaptive``, the controller generates until it asks to search, and the harness inserts the passages; a step
+without a search needs no additional call. In the modes ``parametric`` and ``retrieve``, the decision is forced.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ Mode = Literal["adaptive", "parametric", "retrieve"]
 
 @dataclass(frozen=True)
 class DeepRAG(Strategy):
-    """Split the question; at each subquery, answer from memory or search."""
+    """Decompose the question; answer each subquery from memory or search for it."""
 
     paper: ClassVar = "DeepRAG (Guan et al. 2025), section 3.1"
-    needs: ClassVar = ("Stage I or II checkpoint",)
+    needs: ClassVar = ("a Stage I or Stage II checkpoint",)
 
     mode: Mode = "adaptive"
-    """adaptive: the controller decides; parametric: never search; retrieve: always."""
+    """adaptive: the controller decides; parametric: never search; retrieve: always search."""
     max_steps: int = 6
-    """After so many subqueries the controller must answer."""
+    """Maximum number of subqueries, after which the controller must answer."""
     max_tokens: int = 256
-    """Most tokens one engine call may write."""
+    """Maximum number of tokens of an engine call."""
     threshold: float = 0.5
-    """adaptive: search where the probability of that decision is at least this. 0.5 is what the controller writes
-    by itself; less is more cautious, for a wrong "I know" costs an answer, and a wrong search a search."""
+    """adaptive: search if the probability of that decision is at least this value. 0.5 follows the controller's own
+    decisions; a lower value searches more often, because a wrong parametric answer is worse than a needless
+    search."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)
@@ -73,8 +74,11 @@ class DeepRAG(Strategy):
             text += f"{deeprag.SEARCH}\n{deeprag.context_lines(retrieved[-1])}{deeprag.INTERMEDIATE}"
 
     def _decide(self, completion: Completion) -> tuple[str, bool, list[float | None]]:
-        """What stands of a completion once ``threshold`` has decided, whether it ends in a search, and the
-        probabilities of the decisions that stand."""
+        """Apply ``threshold`` to the decisions in a completion.
+
+        Returns the text up to the first changed decision, whether it ends in a search, and the probabilities of the
+        decisions in that text.
+        """
         chances = decision_probabilities(completion)
         for i, (offset, chance) in enumerate(zip(decision_offsets(completion.text), chances, strict=False)):
             rest = completion.text[offset:].strip()
@@ -103,8 +107,11 @@ class DeepRAG(Strategy):
 
 
 def decision_probabilities(completion: Completion) -> list[float | None]:
-    """Probability of retrieving at each decision the completion made: at the first token of every line after a
-    "Follow up:" line, renormalised over the two snippets; None where neither was among the alternatives."""
+    """Return the probability of retrieving at each decision in a completion.
+
+    A decision is the first token of the line after a "Follow up:" line. Its probability is renormalized over the
+    two decision snippets, and None if neither is among the alternatives.
+    """
     chances: list[float | None] = []
     line, after_subquery = "", False
     for token, alternatives in zip(completion.chosen, completion.logprobs, strict=False):
@@ -119,7 +126,7 @@ def decision_probabilities(completion: Completion) -> list[float | None]:
 
 
 def decision_offsets(text: str) -> list[int]:
-    """Where the lines after "Follow up:" lines begin: at the text's end, if the last of them is yet to come."""
+    """Return the offsets at which the lines after "Follow up:" lines begin, or will begin."""
     offsets, at = [], 0
     for line in text.splitlines(keepends=True):
         at += len(line)
@@ -129,6 +136,8 @@ def decision_offsets(text: str) -> list[int]:
 
 
 def _retrieve_share(alternatives: Sequence[TokenLogprob]) -> float | None:
+    """Return the share of the search snippet in the probability of the two decision snippets."""
+
     def mass(snippet: str) -> float:
         return sum(
             math.exp(token.logprob)
@@ -143,10 +152,10 @@ def _retrieve_share(alternatives: Sequence[TokenLogprob]) -> float | None:
 def _with_details(
     steps: Sequence[Step], retrieved: Sequence[list[Passage]], chances: Sequence[float | None]
 ) -> list[Step]:
-    """The parsed steps with what the transcript does not carry: passage ids and scores, probabilities."""
-    found = iter(retrieved)
+    """Add to the parsed steps what the transcript lacks: ids and scores of passages, probabilities of decisions."""
+    remaining = iter(retrieved)
     out = []
     for step, chance in zip_longest(steps, chances[: len(steps)]):
-        passages = next(found, []) if step.decision is Decision.RETRIEVE else []
+        passages = next(remaining, []) if step.decision is Decision.RETRIEVE else []
         out.append(step.model_copy(update={"passages": passages, "retrieve_probability": chance}))
     return out

@@ -1,4 +1,4 @@
-"""DualRAG (Cheng et al. 2025): reasoning that asks for knowledge, and an outline that gathers it, in a loop."""
+"""DualRAG (Cheng et al. 2025): a loop of reasoning, which finds missing knowledge, and knowledge aggregation."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from rag_train.schema import Passage, Question, Trajectory
 from rag_train.strategies.base import Run, Strategy, interleave, together
 
 REASONER, IDENTIFIER, SUMMARIZER = "reasoner", "identifier", "summarizer"
-"""Roles, where a module is another model's: Table 4 replaces them one by one."""
+"""Roles of the modules, which can be performed by different models (Table 4)."""
 
 
 @dataclass(frozen=True)
 class DualRAG(Strategy):
-    """Reason over a knowledge outline; where knowledge is missing, search by key entity and summarise."""
+    """Reason over a knowledge outline; search for missing knowledge by key entity and summarize it."""
 
     paper: ClassVar = "DualRAG (Cheng et al. 2025), section 3.1; ablations: section 4.5, appendices H.3 and H.4"
 
     max_iterations: int = 5
-    """Most rounds of retrieval (section 4.3)."""
+    """Maximum number of retrieval rounds (section 4.3)."""
     trigger: bool = True
-    """Let the Reasoner say when nothing is missing; false (w/o R): retrieve after every thought, as IRCoT does."""
+    """Let the Reasoner decide when to stop; false (w/o R): retrieve after every thought, like IRCoT."""
     identifier: bool = True
     """Identify entities and their queries; false (w/o EI): the thought is the query."""
     outline: Literal["entities", "flat", "none"] = "entities"
-    """entities: summaries by entity; flat (w/o KO*): summaries in a row; none (w/o KO): passages as they are."""
+    """entities: summaries by entity; flat (w/o KO*): a list of summaries; none (w/o KO): the passages
+    themselves."""
     rerank: bool = True
-    """Rerank each entity's passages, where the kit has a reranker."""
+    """Rerank each entity's passages, if there is a reranker."""
     candidates: int = 50
-    """Passages to rerank for a query."""
+    """Number of passages to rerank for each query."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)
@@ -58,6 +59,7 @@ class DualRAG(Strategy):
         return run.done(answer, "\n".join(thoughts), outline=outline if self.outline == "entities" else {})
 
     def _knowledge(self, outline: dict[str, list[str]], found: list[Passage]) -> Fields:
+        """Return the prompt fields of the knowledge so far."""
         match self.outline:
             case "entities":
                 return dualrag.outline_lines(outline)
@@ -70,7 +72,7 @@ class DualRAG(Strategy):
     async def _retrieve(
         self, run: Run, round: int, thoughts: Sequence[str], outline: dict[str, list[str]], found: list[Passage]
     ) -> None:
-        """One round of retrieval and aggregation; updates ``outline`` or ``found``."""
+        """Perform a round of retrieval and aggregation, and update ``outline`` or ``found``."""
         entities = await self._identify(run, thoughts, outline, found)
         passages = dict(
             zip(
@@ -85,8 +87,8 @@ class DualRAG(Strategy):
         else:
             question = run.question.question
             summaries = await together(
-                run.ask(dualrag.SUMMARIZE, dualrag.summary_fields(question, thoughts[-1], entity, some), SUMMARIZER)
-                for entity, some in passages.items()
+                run.ask(dualrag.SUMMARIZE, dualrag.summary_fields(question, thoughts[-1], entity, its), SUMMARIZER)
+                for entity, its in passages.items()
             )
             parts = {entity: part or "" for entity, part in zip(entities, summaries, strict=True)}
         for entity, part in parts.items():
@@ -98,7 +100,7 @@ class DualRAG(Strategy):
     async def _identify(
         self, run: Run, thoughts: Sequence[str], outline: dict[str, list[str]], found: list[Passage]
     ) -> dict[str, list[str]]:
-        """Key entities with their queries (equation 5), under the names that the outline has for them already."""
+        """Return the key entities with their queries (equation 5), under the outline's names for known entities."""
         if not self.identifier:
             return {"": [thoughts[-1]]}
         state = dualrag.state_fields(run.question.question, self._knowledge(outline, found), thoughts)
@@ -108,12 +110,12 @@ class DualRAG(Strategy):
             name = entity.entity.strip()
             queries = [query.strip() for query in entity.queries if query.strip()]
             if name and queries:
-                some = entities.setdefault(named.setdefault(normalize(name), name), [])
-                some += [query for query in dict.fromkeys(queries) if query not in some]
+                known = entities.setdefault(named.setdefault(normalize(name), name), [])
+                known += [query for query in dict.fromkeys(queries) if query not in known]
         return entities or {"": [thoughts[-1]]}
 
     async def _group(self, run: Run, entity: str, queries: list[str]) -> list[Passage]:
-        """The passages of an entity's queries, reranked (equations 6 to 8)."""
+        """Return the passages for an entity's queries, reranked (equations 6 to 8)."""
         reranker = run.kit.reranker if self.rerank else None
         if reranker is None:
             return (await run.search_all(queries))[: run.kit.passages]

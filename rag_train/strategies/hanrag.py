@@ -1,4 +1,4 @@
-"""HANRAG (Sun et al. 2025): a Revelator routes, decomposes, refines, filters and ends; a generator answers."""
+"""HANRAG (Sun et al. 2025): a Revelator routes, decomposes, refines, filters and stops; a generator answers."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ ROLE = "revelator"
 
 @dataclass(frozen=True)
 class HANRAG(Strategy):
-    """Route the question by its kind; sub-questions of a compound one run at the same time."""
+    """Route the question by its type; answer the sub-questions of a compound question at the same time."""
 
     paper: ClassVar = "HANRAG (Sun et al. 2025), section 4.1, appendix G"
-    needs: ClassVar = ("Revelator checkpoint or a strong model (role revelator)",)
+    needs: ClassVar = ("a Revelator checkpoint or a strong model (role revelator)",)
 
     router: Literal["model", "oracle"] = "model"
-    """oracle: the route is read off the question's annotations (HANRAG-Oracle, appendix C)."""
+    """oracle: take the route from the question's annotations (HANRAG-Oracle, appendix C)."""
     relevance: bool = True
-    """Filter passages by the relevance discriminator (ANRAG, Algorithm 1)."""
+    """Filter passages with the relevance discriminator (ANRAG, Algorithm 1)."""
     ending: bool = True
     """Let the ending discriminator stop the loop of a complex question."""
     refiner: bool = True
-    """Refine a seed question for each round; false: search for the question itself every time (appendix E)."""
+    """Write a new seed question for each round; false: search for the question itself in each round (appendix
+    E)."""
     max_steps: int = 5
-    """Most rounds of a complex question."""
+    """Maximum number of rounds for a complex question, and of sub-questions for a compound question."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)
@@ -55,7 +56,7 @@ class HANRAG(Strategy):
         return await run.ask(hanrag.ROUTE, fields, ROLE) or "single-step question"
 
     async def _anrag(self, run: Run, query: str, round: int) -> str:
-        """Noise-resistant retrieval of one step (Algorithm 1): retrieve, keep what is relevant, answer."""
+        """Perform a step of noise-resistant retrieval (Algorithm 1): retrieve, keep relevant passages, answer."""
         passages = await run.search(query)
         if self.relevance:
             verdicts = await together(

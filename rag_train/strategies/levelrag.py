@@ -1,5 +1,4 @@
-"""LevelRAG (Zhang et al. 2025): a high-level searcher plans; sparse, dense and web searchers fit the query to their
-retriever."""
+"""LevelRAG (Zhang et al. 2025): a high-level searcher plans; low-level searchers adapt the queries."""
 
 from __future__ import annotations
 
@@ -18,31 +17,32 @@ SEARCHERS: tuple[Searcher, ...] = ("sparse", "dense", "web")
 
 @dataclass(frozen=True)
 class LevelRAG(Strategy):
-    """Decompose, search each atomic query with every low-level searcher, summarise, verify, supplement."""
+    """Decompose the question, search with every low-level searcher, summarize, verify and supplement."""
 
     paper: ClassVar = "LevelRAG (Zhang et al. 2025), section 3, Algorithm 1; ablations: tables 2 and 3"
-    needs: ClassVar = ("Lucene index (sparse), dense index (dense) or web search (web)",)
+    needs: ClassVar = ("a Lucene index (sparse), a dense index (dense) or web search (web)",)
 
     searcher: Searcher | None = None
-    """One low-level searcher on its own, for the question as it is; null: all the kit has, under the high level."""
+    """Use a single low-level searcher, with the question as the query; null: use all available low-level searchers,
+    directed by the high-level searcher."""
     supplement: bool = True
-    """Verify, and supplement atomic queries until the summaries suffice."""
+    """Verify the summaries, and add atomic queries until they are sufficient."""
     summarize: bool = True
-    """Summarise by answering the atomic queries; false: the passages themselves are read."""
+    """Summarize by answering the atomic queries; false: read the passages themselves."""
     rewrite: bool = True
-    """Sparse: rewrite the query to keywords."""
+    """Sparse: rewrite the query as keywords."""
     feedback: bool = True
-    """Sparse and dense: refine the query while what it finds does not suffice."""
+    """Sparse and dense: refine the query until the retrieved passages are sufficient."""
     max_rounds: int = 3
-    """Most rounds of atomic queries."""
+    """Maximum number of rounds of atomic queries."""
     max_queries: int = 6
-    """Most atomic queries of a round."""
+    """Maximum number of atomic queries in a round."""
     depth: int = 3
     """Sparse: depth of the breadth-first search."""
     max_refinements: int = 27
-    """Sparse: most refined queries."""
+    """Sparse: maximum number of refined queries."""
     max_rewrites: int = 3
-    """Dense: most pseudo-documents."""
+    """Dense: maximum number of pseudo-documents."""
 
     def __post_init__(self) -> None:
         for kind in [self.searcher] if self.searcher else []:
@@ -51,7 +51,7 @@ class LevelRAG(Strategy):
         if not any(kind in self.kit.retrievers for kind in SEARCHERS):
             raise UserError(
                 f"--strategy {self.name}: needs a sparse (Lucene), dense or web retriever; "
-                "give for example --index sparse=DIR"
+                "for example, give --index sparse=DIR"
             )
 
     async def answer(self, question: Question) -> Trajectory:
@@ -90,7 +90,7 @@ class LevelRAG(Strategy):
         return list(dict.fromkeys(query.strip() for query in queries if query.strip()))[: self.max_queries]
 
     async def _query(self, run: Run, query: str, round: int) -> tuple[list[Passage], str]:
-        """What all low-level searchers find for an atomic query, and its answer by that (the summary)."""
+        """Search for an atomic query with all low-level searchers; return the passages and the answer (summary)."""
         searches = [self._search(run, kind, query, round) for kind in SEARCHERS if kind in run.kit.retrievers]
         passages = interleave(await together(searches))
         if not self.summarize:
@@ -106,9 +106,12 @@ class LevelRAG(Strategy):
         return passages
 
     async def _sparse(self, run: Run, query: str) -> tuple[list[Passage], list[str]]:
-        """Breadth-first search over queries in Lucene's syntax (Algorithm 1); a level's queries run together.
+        """Search breadth-first over queries in Lucene's syntax (Algorithm 1).
 
-        Where none suffices: the passages of all queries, best ranks first.
+        The queries of a level run at the same time.
+
+        Returns the passages of the first sufficient query, or of all queries interleaved by rank if no query is
+        sufficient, and the queries.
         """
         words = await run.ask(levelrag.REWRITE, levelrag.reading_fields(query, [])) if self.rewrite else None
         level = [levelrag.keywords(words or []) or query]
@@ -127,13 +130,13 @@ class LevelRAG(Strategy):
             if depth == self.depth or left <= 0:
                 break
             refined = await together(self._refine(run, query, q, tried[q]) for q in level)
-            level = [q for q in dict.fromkeys(q for some in refined for q in some) if q not in tried][:left]
+            level = [q for q in dict.fromkeys(q for queries in refined for q in queries) if q not in tried][:left]
             if not level:
                 break
         return interleave(list(tried.values()))[: run.kit.passages], list(tried)
 
     async def _refine(self, run: Run, query: str, keywords: str, passages: list[Passage]) -> list[str]:
-        """The three feedback operations on one query."""
+        """Apply the three feedback operations to a query."""
         fields = levelrag.feedback_fields(query, keywords, passages)
         more, less, most = await together(
             run.ask(task, fields) for task in (levelrag.EXTEND, levelrag.FILTER, levelrag.EMPHASIZE)
@@ -145,7 +148,7 @@ class LevelRAG(Strategy):
         ]
 
     async def _dense(self, run: Run, query: str) -> tuple[list[Passage], list[str]]:
-        """Search, and while what is found does not suffice, search with a pseudo-document written from it."""
+        """Search, and search again with a generated pseudo-document until the passages are sufficient."""
         queries = [query]
         passages = await run.search(query, kind="dense")
         for _ in range(self.max_rewrites if self.feedback else 0):

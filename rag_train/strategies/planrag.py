@@ -1,4 +1,4 @@
-"""PlanRAG (Verma et al. 2025): a plan outside the model's context, its nodes answered in parallel (Algorithm 1)."""
+"""PlanRAG (Verma et al. 2025): a plan outside the context, with nodes answered in parallel (Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from rag_train.formats import planrag
 from rag_train.formats.planrag import PlanError
-from rag_train.llm.memo import path
+from rag_train.llm.memo import call_depth
 from rag_train.schema import Passage, Plan, PlanNode, Question, Trajectory
 from rag_train.strategies.base import Run, Strategy, together
 from rag_train.strategies.baselines.selfrag import reflect
@@ -16,19 +16,22 @@ from rag_train.strategies.baselines.selfrag import reflect
 
 @dataclass(frozen=True)
 class PlanRAG(Strategy):
-    """Draw up a DAG of atomic subqueries, answer each from its parents' answers alone."""
+    """Plan a DAG of atomic subqueries; answer each from passages and the answers of its parents."""
 
     paper: ClassVar = "PlanRAG (Verma et al. 2025), section 4, appendix D"
-    needs: ClassVar = ("planner checkpoint or a strong model",)
+    needs: ClassVar = ("a planner checkpoint or a strong model (role planner)",)
 
     retrieval: Literal["subquery", "question"] = "subquery"
-    """What is searched for: each filled subquery (PlanRAG SubQ), or the question, once for all nodes."""
+    """subquery: search for each subquery (PlanRAG SubQ); question: search once, for the question."""
     final: Literal["sink", "generate"] = "sink"
-    """The dataset-dependent operator: the last node's answer, or one more call over all answers (yes/no sets)."""
+    """The dataset-dependent operator. sink: the last node's answer; generate: a call over all answers (for datasets
+    with yes/no answers)."""
     tags: Literal["model", "text"] = "model"
-    """Who puts the parents' answers into a subquery: the model (appendix D.2), or plain replacement."""
+    """How the parents' answers are inserted into a subquery. model: by the model (appendix D.2); text: by text
+    replacement."""
     solver: Literal["generator", "selfrag"] = "generator"
-    """Who answers a node: the generator (appendix D.3), or Self-RAG (Plan-Self-RAG, section 5.1)."""
+    """How a node is answered. generator: by the generator (appendix D.3); selfrag: by Self-RAG (Plan-Self-RAG,
+    section 5.1)."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)
@@ -40,7 +43,7 @@ class PlanRAG(Strategy):
         solved = {node.id: asyncio.get_running_loop().create_future() for node in nodes}
         done = await together(self._node(run, node, solved, shared, depths[node.id]) for node in nodes)
         answers = dict(zip(solved, done, strict=True))
-        run.steps.sort(key=lambda step: (step.round or 0, step.node))  # by depth, not by who was quickest
+        run.steps.sort(key=lambda step: (step.round or 0, step.node))  # by depth, not by completion time
         answer = answers[nodes[-1].id][1]
         if self.final == "generate" and plan.nodes:
             known = [(id, subquery, got) for id, (subquery, got) in answers.items()]
@@ -48,7 +51,7 @@ class PlanRAG(Strategy):
         return run.done(answer, plan=plan)
 
     async def _plan(self, run: Run) -> Plan:
-        """The model's plan, mended; a question alone where it cannot be, with the reason in the notes."""
+        """Return the model's repaired plan, or an empty plan with a note if it cannot be repaired."""
         question = run.question.question
         task, fields = planrag.PLAN, planrag.plan_fields(question)
         prompt = run.prompt(task.name, task.body(fields), task.lead, "planner")
@@ -67,12 +70,12 @@ class PlanRAG(Strategy):
         shared: list[Passage] | None,
         depth: int,
     ) -> tuple[str, str]:
-        """The subquery with its tags filled, and its answer, once the parents have theirs."""
+        """Answer a node once its parents are answered; return its subquery, with filled tags, and its answer."""
         known: list[tuple[str, str, str]] = []
         for parent in node.parents:
             asked, got, calls = await solved[parent]
             known.append((parent, asked, got))
-            path.set(max(path.get(), calls))
+            call_depth.set(max(call_depth.get(), calls))
         subquery = await self._fill(run, node, known)
         passages = await run.search(subquery) if shared is None else shared
         if self.solver == "selfrag":
@@ -80,10 +83,11 @@ class PlanRAG(Strategy):
         else:
             answer = await self._generate(run, subquery, passages, known)
         run.retrieved(subquery, passages, answer, node=node.id, round=depth)
-        solved[node.id].set_result((subquery, answer, path.get()))
+        solved[node.id].set_result((subquery, answer, call_depth.get()))
         return subquery, answer
 
     async def _fill(self, run: Run, node: PlanNode, known: list[tuple[str, str, str]]) -> str:
+        """Return the subquery with the parents' answers in place of its tags."""
         if not planrag.tags(node.question):
             return node.question
         filled = None

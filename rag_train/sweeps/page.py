@@ -1,4 +1,4 @@
-"""A sweep's table, and its page: parallel coordinates in one HTML file that asks nothing of the network."""
+"""The results of a sweep as a table, and as an HTML page with parallel coordinates that needs no network."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from eval.tables import NOTHING, Table
 from rag_train.files import write_text
 from rag_train.sweeps.file import Sweep
 from rag_train.sweeps.study import Trial, best_of
+from rag_train.table import NOTHING, Table
+from rag_train.templates import template
 
 STRIDE, TOP, BOTTOM = 170, 44, 330
-"""Between axes; the axes' ends, in SVG units."""
+"""Distance between axes, and the heights of their upper and lower ends, in SVG units."""
 
 
 def trials_table(sweep: Sweep, trials: list[Trial]) -> Table:
-    """Every trial, the best first and those without a value last."""
+    """Return a table of all trials, the best trial first and trials without a value last."""
     ranked = best_of(sweep, trials)
     rows = [
         [
@@ -41,12 +41,13 @@ def trials_table(sweep: Sweep, trials: list[Trial]) -> Table:
         columns=["trial", *sweep.space, sweep.metric, "seconds", "outcome"],
         rows=rows,
         notes=[f"Trial {trial.number}: {trial.error}" for trial in trials if trial.error],
+        importance=[(n := len(sweep.space)) + 1, *range(1, n + 1), n + 3, n + 2],
     )
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A vertical axis; ``ticks`` are (height, label), ``at`` gives a value's height."""
+    """A vertical axis; ``ticks`` are (height, label), ``at`` returns the height of a value."""
 
     name: str
     x: int
@@ -56,16 +57,17 @@ class Axis:
 
 @dataclass(frozen=True)
 class Line:
-    """A trial: its points, its shade from 1 to 5 (the best fifth), and the words shown when pointed at."""
+    """A trial's line: its points, its shade from 1 to 5 (the best fifth), and its tooltip."""
 
     points: str
     shade: int
     best: bool
-    words: str
+    tooltip: str
 
 
 def write_page(path: Path, sweep: Sweep, trials: list[Trial]) -> None:
-    """Write the page to ``path``. Axes: each parameter that varies, and the metric; lines: the finished trials."""
+    """Write the page to ``path``. Its axes are the parameters that vary and the metric; its lines, the finished
+    trials."""
     ranked = best_of(sweep, trials)
     varied = {name: d for name, d in sweep.space.items() if not d.single()}
     axes = [_parameter_axis(name, d, 70 + STRIDE * i) for i, (name, d) in enumerate(varied.items())]
@@ -79,18 +81,15 @@ def write_page(path: Path, sweep: Sweep, trials: list[Trial]) -> None:
                 points=" ".join(f"{axis.x},{axis.at(value)}" for axis, value in zip(axes, point, strict=True)),
                 shade=5 - rank * 5 // len(ranked),
                 best=rank == 0,
-                words=f"trial {trial.number}: "
+                tooltip=f"trial {trial.number}: "
                 + ", ".join(f"{axis.name} {_label(value)}" for axis, value in zip(axes, point, strict=True)),
             )
         )
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    page = environment.get_template("page.html.jinja").render(
+    page = template("sweeps/page.html.jinja").render(
         title=sweep.path.stem,
         sweep=sweep,
         axes=axes,
-        lines=lines[::-1],  # the best above the others
+        lines=lines[::-1],  # drawn in this order, so that the best trial is on top
         table=Markup(trials_table(sweep, trials).html()),
         width=140 + STRIDE * (len(axes) - 1),
         top=TOP,
@@ -111,7 +110,7 @@ def _parameter_axis(name: str, distribution: BaseDistribution, x: int) -> Axis:
 
 
 def _number_axis(name: str, x: int, values: Sequence[float], *, log: bool) -> Axis:
-    """From the lowest to the highest of ``values``, with five ticks."""
+    """Return an axis from the lowest to the highest of ``values``, with five ticks."""
     scale, back = (math.log, math.exp) if log else (float, float)
     low, high = (scale(f(values, default=0.0)) for f in (min, max))
     span = high - low or 1.0
@@ -124,7 +123,7 @@ def _between(share: float) -> float:
 
 
 def _label(value: Any) -> str:
-    """A number to four digits, other values as JSON has them, text bare."""
+    """Format a value: a float with four digits, text without quotes, any other value as JSON."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return value if isinstance(value, str) else json.dumps(value)

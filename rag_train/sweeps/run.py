@@ -1,4 +1,4 @@
-"""Running a sweep: trials in parallel, each a training in a directory of its own."""
+"""The runner of sweeps: parallel trials, each a training run in its own directory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rag_train.sweeps.study import Study, Trial, best_of, total_trials
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A sweep that has ended."""
+    """The result of a finished sweep."""
 
     output: str
     metric: str
@@ -35,14 +35,15 @@ class SweepResult:
 
 
 def run_sweep(sweep: Sweep, output: Path, *, parallel: int | None = None, trials: int | None = None) -> SweepResult:
-    """Run the trials of ``sweep`` that ``output`` does not hold yet; write trials.csv and sweep.html there.
+    """Run the trials of ``sweep`` that are not yet in ``output``; write trials.csv and sweep.html there.
 
-    ``parallel`` trials run at a time: by default one on each visible GPU, or one on the CPU. ``trials`` in all: by
-    default the file's ``run_cap``, or all of a grid. Ended trials are kept, the failed ones too; one that was
-    running when the sweep was killed is run again with its parameters, and goes on from its last checkpoint.
+    ``parallel`` is the number of simultaneous trials: by default one on each visible GPU, or one on the CPU.
+    ``trials`` is the total number: by default the file's ``run_cap``, or all points of a grid. Finished and failed
+    trials are kept. A trial that was running when the sweep was killed is run again with the same parameters, and
+    continues from its last checkpoint.
 
-    Raises UserError if ``output`` holds trials of another sweep, if the number of trials is not known, or if every
-    trial fails.
+    Raises UserError if ``output`` holds trials of another sweep, if the number of trials is not given, or if all
+    trials fail.
     """
     total = total_trials(sweep, trials)
     _require_same_sweep(sweep, output)
@@ -56,12 +57,12 @@ def run_sweep(sweep: Sweep, output: Path, *, parallel: int | None = None, trials
         _write_results(study)
     ranked = best_of(sweep, study.trials)
     if not ranked:
-        raise UserError(f"{output}: every trial failed; the first: {study.trials[0].error}")
+        raise UserError(f"{output}: all trials failed; error of the first: {study.trials[0].error}")
     return SweepResult(str(output), sweep.metric, ranked[0], study.trials)
 
 
 def _require_same_sweep(sweep: Sweep, output: Path) -> None:
-    """Write sweep.json, or compare with it: points of another space would mislead the choice of the next."""
+    """Write sweep.json; raise UserError if it differs: the sampler must not learn from trials of another sweep."""
     identity = {"sweep": asdict(replace(sweep.file, run_cap=None)), "recipe": asdict(sweep.recipe)}
     text = json.dumps(identity, indent=2, default=str) + "\n"
     path = output / "sweep.json"
@@ -73,21 +74,21 @@ def _require_same_sweep(sweep: Sweep, output: Path) -> None:
         raise UserError(f"--output {output}: {error.strerror}; choose another directory") from error
     if path.read_text() != text:
         raise UserError(
-            f"--output {output}: holds trials of another sweep file or recipe; choose another, or delete it"
+            f"--output {output}: holds trials of another sweep file or recipe; choose another or delete it"
         )
 
 
 def _wait_for(lock: IO[str], output: Path) -> None:
-    """Trainings inherit the lock, so that none is run a second time beside one that outlived a killed sweep."""
+    """Wait for the lock. Trainings inherit it, so that one that outlived a killed sweep is not started twice."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        console.print(f"{output}: waiting for another sweep, or trainings that one left behind, to end")
+        console.print(f"{output}: waiting for another sweep, or for trainings of a killed sweep, to end")
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def _devices(parallel: int | None) -> list[str | None]:
-    """The GPU of each worker, None for the CPU."""
+    """Return the GPU of each worker, None for the CPU."""
     count = torch.cuda.device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible.split(",") if visible else [str(i) for i in range(count)]
@@ -113,7 +114,7 @@ async def _run_all(study: Study, devices: list[str | None], lock: IO[str]) -> No
 
 
 def _write_results(study: Study) -> None:
-    """trials.csv in the order of the trials, every number in full, and sweep.html."""
+    """Write trials.csv, in the order of the trials and with unrounded numbers, and sweep.html."""
     rows = [
         [trial.number, *trial.parameters.values(), trial.value, trial.seconds, trial.state, trial.error]
         for trial in study.trials
@@ -127,7 +128,7 @@ def _write_results(study: Study) -> None:
 
 
 async def _train(study: Study, trial: Trial, device: str | None, workers: int, lock: IO[str]) -> Trial:
-    """Run the training of ``trial``; it is killed if the sweep is cancelled."""
+    """Run the training of ``trial``; kill it if the sweep is cancelled."""
     directory = study.directory(trial.number)
     command = study.sweep.command(trial.parameters, f"output_dir={directory}", "report_to=none")
     start = time.perf_counter()
@@ -139,7 +140,7 @@ async def _train(study: Study, trial: Trial, device: str | None, workers: int, l
                 stderr=log,
                 env=_environment(device, workers),
                 pass_fds=[lock.fileno()],
-                start_new_session=True,  # Ctrl-C is for the sweep alone, lest the training seem to fail
+                start_new_session=True,  # Ctrl-C must not reach the training, or its trial would count as failed
             )
         except OSError as error:
             return replace(trial, state="failed", error=str(error))
@@ -147,7 +148,7 @@ async def _train(study: Study, trial: Trial, device: str | None, workers: int, l
             code = await process.wait()
         finally:
             if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)  # it goes on from its last checkpoint
+                os.killpg(process.pid, signal.SIGKILL)  # a later sweep continues it from its last checkpoint
                 await process.wait()
     trial = replace(trial, seconds=time.perf_counter() - start)
     if code:
@@ -155,12 +156,12 @@ async def _train(study: Study, trial: Trial, device: str | None, workers: int, l
     losses = json.loads((directory / "training.json").read_text())["losses"]
     values = [entry[study.sweep.metric] for entry in losses if study.sweep.metric in entry]
     if not values:
-        return replace(trial, state="failed", error=f"it logged no {study.sweep.metric}; lower logging_steps")
+        return replace(trial, state="failed", error=f"{study.sweep.metric} was never logged; lower logging_steps")
     return replace(trial, state="finished", value=values[-1])
 
 
 def _environment(device: str | None, workers: int) -> dict[str, str]:
-    """This Python is first on the path; each trial has a GPU, or its share of the processor."""
+    """Return the environment of a trial: this Python first on the path, and one GPU or a share of the cores."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     if device is not None:
         return os.environ | {"PATH": path, "CUDA_VISIBLE_DEVICES": device}
@@ -169,7 +170,7 @@ def _environment(device: str | None, workers: int) -> dict[str, str]:
 
 
 def _last_error(log: Path, code: int) -> str:
-    """The last line that begins with "error: ", else the last line."""
+    """Return the last line of the log that starts with "error: ", or else the last line."""
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""The trials of a sweep: on disk, where ``trial.json`` is all that is known of one, and as Optuna sees them."""
+"""The trials of a sweep, kept on disk as one ``trial.json`` each and passed to Optuna's sampler."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 @dataclass(frozen=True)
 class Trial:
-    """A point, and what came of it."""
+    """A point of the parameter space, and its result."""
 
     number: int
     parameters: dict[str, Any]
     state: Literal["running", "finished", "failed"] = "running"
     value: float | None = None
-    """The metric's last logged value."""
+    """Last logged value of the metric."""
     error: str | None = None
-    """Why it failed, one line."""
+    """Reason of the failure, one line."""
     seconds: float = 0.0
 
 
 def best_of(sweep: Sweep, trials: list[Trial]) -> list[Trial]:
-    """The finished trials, best first."""
+    """Return the finished trials, best first."""
     finished = [trial for trial in trials if trial.value is not None]
     return sorted(finished, key=lambda trial: trial.value or 0.0, reverse=sweep.maximize)
 
 
 def total_trials(sweep: Sweep, trials: int | None) -> int:
-    """How many trials to run: ``trials`` or else the file's cap; at most the points of a grid."""
+    """Return the number of trials to run: ``trials``, or else the file's cap; at most the number of grid points."""
     cap = trials or sweep.file.run_cap
     if sweep.file.method == "grid":
         points = math.prod(len(choices) for choices in _choices(sweep))
         return min(points, cap or points)
     if cap is None:
-        raise UserError(f"{sweep.path}: nothing says how many trials; add run_cap, or give --trials")
+        raise UserError(f"{sweep.path}: the number of trials is not given; add run_cap, or give --trials")
     return cap
 
 
@@ -57,7 +57,7 @@ def _choices(sweep: Sweep) -> list[tuple[Any, ...]]:
 
 
 class Study:
-    """The trials below ``output``, a numbered directory each."""
+    """The trials in ``output``, each in its numbered directory."""
 
     def __init__(self, sweep: Sweep, output: Path, total: int):
         self.sweep, self.output, self.total = sweep, output, total
@@ -84,12 +84,12 @@ class Study:
         return sum(trial.state != "running" for trial in self.trials)
 
     def next(self) -> Trial | None:
-        """The next trial to run: an interrupted one, else one at a new point; None if there are enough."""
+        """Return the next trial to run, interrupted trials first; None if all trials have been started."""
         waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
         asked = len(self._study.trials) - len(waiting)
         if asked >= self.total:
             return None
-        # A sampler for each trial: what it draws is then the same whether the sweep was killed before or not.
+        # Each trial has its own seeded sampler, so that a resumed sweep draws the same points.
         self._study.sampler = (TPESampler if self.sweep.file.method == "bayes" else RandomSampler)(seed=asked)
         drawn = self._study.ask(self.sweep.space)
         trial = Trial(drawn.number, drawn.params)
@@ -97,7 +97,7 @@ class Study:
         return trial
 
     def record(self, trial: Trial) -> None:
-        """Keep ``trial``, on disk too, and tell Optuna if it has ended."""
+        """Store ``trial`` in memory and on disk, and report it to Optuna if it has ended."""
         self.trials[trial.number : trial.number + 1] = [trial]
         write_text(self.directory(trial.number) / "trial.json", json.dumps(asdict(trial), indent=2) + "\n")
         if trial.state == "finished":

@@ -1,21 +1,20 @@
-"""The model card, README.md in the Hugging Face Hub's format: what was trained, on what, and how to load it."""
+"""The model card (README.md, as on the Hugging Face Hub): what was trained, on which data, and how to load it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from rag_train.training.config import TrainRecipe
-
-if TYPE_CHECKING:
-    from rag_train.train import TrainResult
+from rag_train.files import write_text
+from rag_train.templates import template
+from rag_train.training.recipe import TrainRecipe
+from rag_train.training.result import TrainResult
 
 
 def write_card(directory: Path, recipe: TrainRecipe, result: TrainResult) -> None:
-    """Write README.md into ``directory``; the licence is left to the user, who knows the data's."""
+    """Write README.md into ``directory``. The licence is left to the user, who knows the licence of the data."""
     base = _hub_name(recipe.model)
     adapter = recipe.lora is not None and not recipe.lora.merge
     head = ModelCardData(
@@ -25,13 +24,7 @@ def write_card(directory: Path, recipe: TrainRecipe, result: TrainResult) -> Non
         pipeline_tag="text-generation",
         tags=["rag-train", "retrieval-augmented-generation", recipe.stage, *(["lora"] if recipe.lora else [])],
     )
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-    body = environment.get_template("card.md.jinja").render(
+    body = template("training/card.md.jinja").render(
         recipe=recipe,
         recipe_yaml=(Path(recipe.output_dir) / "recipe.yaml").read_text(encoding="utf-8").rstrip(),
         result=result,
@@ -39,13 +32,11 @@ def write_card(directory: Path, recipe: TrainRecipe, result: TrainResult) -> Non
         adapter=adapter,
         ends=_ends(result.losses),
     )
-    temporary = directory / "README.md.tmp"
-    ModelCard(f"---\n{head.to_yaml()}\n---\n\n{body}").save(temporary)
-    temporary.replace(directory / "README.md")
+    write_text(directory / "README.md", f"---\n{head.to_yaml()}\n---\n\n{body}")
 
 
 def _hub_name(model: str) -> str | None:
-    """``model`` if it is on the Hub; for a directory, what its own card says; the Hub takes no other name."""
+    """Return the Hub name of ``model``: itself, or for a directory the base model that its card names."""
     card = Path(model) / "README.md"
     if not Path(model).exists():
         return model
@@ -54,7 +45,7 @@ def _hub_name(model: str) -> str | None:
 
 
 def _ends(losses: list[dict[str, float]]) -> list[tuple[str, Any, Any]]:
-    """Name, first and last logged value of every metric."""
+    """Return the name, the first and the last logged value of every metric."""
     if not losses:
         return []
     first, last = losses[0], losses[-1]

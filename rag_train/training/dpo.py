@@ -1,4 +1,4 @@
-"""Stage II, chain of calibration (DeepRAG, section 3.4): preferring the right decision at each subquery."""
+"""Stage II, chain of calibration (DeepRAG, section 3.4): preference training of the decision at each subquery."""
 
 from __future__ import annotations
 
@@ -10,54 +10,57 @@ from datasets import Dataset, load_from_disk
 from transformers import PreTrainedTokenizerBase
 from trl import DPOConfig, DPOTrainer
 
-from rag_train.training.config import TrainRecipe
 from rag_train.training.failures import FiniteLossTrainer
-from rag_train.training.run import lora_config, trainer_arguments
+from rag_train.training.recipe import TrainRecipe
+from rag_train.training.setup import lora_config, trainer_arguments
 
 
 class CalibrationTrainer(FiniteLossTrainer, DPOTrainer):
     """TRL's DPOTrainer over rows of ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``.
 
-    The loss of a pair at state s_i and subquery q_i is, with ``loss=sigmoid``,
+    With ``loss: sigmoid``, the loss of a pair at state s_i and subquery q_i is
 
         L = - log sigmoid( beta log [pi(y_w | s_i, q_i) / pi_ref(y_w | s_i, q_i)]
                          - beta log [pi(y_l | s_i, q_i) / pi_ref(y_l | s_i, q_i)] )
 
-    with y_w and y_l the snippets that announce the better and the worse decision, and pi_ref the model that
+    where y_w and y_l are the snippets that announce the better and the worse decision, and pi_ref is the model that
     training starts from. The reference log-probabilities are computed once, before the first step.
 
-    L bounds no probability: both snippets may become rare, as long as the worse one does so faster, and at
-    inference a third continuation wins. ``sft_weight`` adds that much of - log pi(y_w | s_i, q_i), averaged over
-    its tokens (as Pang et al. 2024, iterative RPO); 0 is the paper's loss.
+    L bounds no probability: both snippets may become improbable, as long as the worse snippet does so faster, and
+    then the model writes a third continuation at inference. ``sft_weight`` is the weight of an additional term,
+    - log pi(y_w | s_i, q_i) averaged over the snippet's tokens (iterative RPO, Pang et al. 2024); 0 is the paper's
+    loss.
     """
 
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
-        """TRL would tokenise anew and end every snippet with the end-of-text token; the text goes on there."""
+        """Keep the rows. TRL would tokenise again and add an end-of-text token, but the text continues there."""
         return dataset
 
 
 def dpo_trainer(
     recipe: TrainRecipe, rows: list[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase, checkpoints: Path
 ) -> CalibrationTrainer:
-    """The trainer of Stage II, its model loaded; ``rows`` are those of ``dpo_rows``."""
+    """Return the trainer of Stage II, its model loaded, for rows of `dpo_rows`."""
+    settings = recipe.dpo
+    assert settings is not None
     # Under FSDP, TRL 1.16 computes the reference before the first process has sent the others their weights.
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
-    losses = {recipe.loss: 1.0}
-    if noise := recipe.label_smoothing:
-        # The conservative loss, (1 - e) l(x) + e l(-x), from what TRL has: l(x), and as "robust"
+    losses = {settings.loss: 1.0}
+    if noise := settings.label_smoothing:
+        # The conservative loss (1 - e) l(x) + e l(-x), combined from two losses of TRL: l(x) and "robust", which is
         # [(1 - e) l(x) - e l(-x)] / (1 - 2 e).
         losses = {"sigmoid": 2 * (1 - noise), "robust": 2 * noise - 1}
-    if recipe.sft_weight:
-        losses["sft"] = recipe.sft_weight
+    if settings.sft_weight:
+        losses["sft"] = settings.sft_weight
     arguments = DPOConfig(
         **trainer_arguments(recipe, checkpoints),
-        beta=recipe.beta,
-        label_smoothing=recipe.label_smoothing,
+        beta=settings.beta,
+        label_smoothing=settings.label_smoothing,
         loss_type=list(losses),
         loss_weights=list(losses.values()),
         precompute_ref_log_probs=True,
     )
-    # On disk, because the first process hands the reference log-probabilities to the others beside it.
+    # On disk, because the first process passes the reference log-probabilities to the others next to this dataset.
     pairs = checkpoints / "pairs"
     if PartialState().is_main_process:
         Dataset.from_list(rows).save_to_disk(pairs)

@@ -1,4 +1,5 @@
-"""What can end a run, in one line that says what to change: a loss that is no number, no memory, no disk."""
+"""Failures that end a run, reported in one line with what to change: a loss that is not finite, full memory, full
+disk."""
 
 from __future__ import annotations
 
@@ -14,18 +15,21 @@ from accelerate.utils import gather
 from transformers import PreTrainedTokenizerBase, Trainer
 
 from rag_train.errors import OneProcessError, UserError
-from rag_train.training.config import TrainRecipe
-from rag_train.training.run import newest_complete
+from rag_train.training.checkpoints import newest_complete, step_of
+from rag_train.training.recipe import TrainRecipe
 
 NO_MEMORY = ("out of memory", "DefaultCPUAllocator", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 NO_SPACE = ("No space left on device", "Disk quota exceeded", "PytorchStreamWriter failed", "unexpected pos")
 
 
 class FiniteLossTrainer(Trainer):
-    """Stops at a loss that is infinite or not a number, and leaves the batch beside the checkpoints."""
+    """A trainer that stops if the loss is infinite or NaN, and saves the batch next to the checkpoints."""
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        """Raises UserError, in every process, if the loss of any is not finite; the first such writes its batch."""
+        """Raise UserError in every process if the loss of any process is not finite.
+
+        The first process with such a loss writes its batch.
+        """
         loss = super().training_step(model, inputs, num_items_in_batch)
         losses = gather(loss)
         assert isinstance(losses, torch.Tensor) and self.args.output_dir is not None
@@ -36,14 +40,14 @@ class FiniteLossTrainer(Trainer):
             if bad[0] == self.args.process_index:
                 path.write_text(json.dumps(_readable(inputs, self.processing_class), ensure_ascii=False, indent=1))
             raise UserError(
-                f"step {step}: the loss is infinite or not a number; lower lr, or try precision=fp32 "
+                f"step {step}: the loss is infinite or NaN; lower lr, or set precision=fp32 "
                 f"(the batch is in {path})"
             )
         return loss
 
 
 def _readable(inputs: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
-    """The tensors of a batch as lists, and its text."""
+    """Return the tensors of a batch as lists, and its text."""
     batch = {name: value.tolist() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
     if isinstance(tokenizer, PreTrainedTokenizerBase) and (ids := batch.get("input_ids")):
         batch["text"] = [tokenizer.decode(row) for row in (ids if isinstance(ids[0], list) else [ids])]
@@ -51,8 +55,8 @@ def _readable(inputs: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def explained(recipe: TrainRecipe) -> Iterator[None]:
-    """Raises OneProcessError in place of what torch, safetensors or the system say when memory or disk is full."""
+def explain_failures(recipe: TrainRecipe) -> Iterator[None]:
+    """Raise OneProcessError in place of the errors of torch, safetensors or the system for full memory or disk."""
     try:
         yield
     except UserError:
@@ -70,7 +74,7 @@ def explained(recipe: TrainRecipe) -> Iterator[None]:
 def _no_memory(recipe: TrainRecipe) -> str:
     remedies = [
         (recipe.batch_size > 1, "a smaller batch_size (and more gradient_accumulation)"),
-        (True, "a smaller pack_tokens" if recipe.pack_tokens else "a smaller max_tokens"),
+        (True, "a smaller sft.pack_tokens" if recipe.pack_tokens else "a smaller max_tokens"),
         (not recipe.gradient_checkpointing, "gradient_checkpointing=true"),
         (recipe.precision == "fp32", "precision=bf16"),
         (recipe.lora is None, "lora.r=16"),
@@ -84,9 +88,9 @@ def _no_memory(recipe: TrainRecipe) -> str:
 
 
 def _no_space(recipe: TrainRecipe) -> str:
-    kept = newest_complete(Path(recipe.output_dir) / "checkpoints")
-    start = f"step {kept.name.rpartition('-')[2]}" if kept else "the start"
+    checkpoint = newest_complete(Path(recipe.output_dir) / "checkpoints")
+    start = f"step {step_of(checkpoint)}" if checkpoint else "the start"
     return (
-        f"output_dir {recipe.output_dir}: no space is left on its disk; free some and give the same command again, "
-        f"which goes on from {start}"
+        f"output_dir {recipe.output_dir}: no space left on its disk; free space and run the same command again, "
+        f"which continues from {start}"
     )

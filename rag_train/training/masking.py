@@ -1,4 +1,4 @@
-"""Segments to token ids and loss masks, tokenised as one text so that boundaries are those of inference."""
+"""Token ids and loss masks of transcripts; a transcript is tokenised as one text, as at inference."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from transformers import PreTrainedTokenizerFast
 from rag_train.schema import Segment
 
 IGNORE = -100
+"""Label of a masked token, which PyTorch's cross-entropy ignores."""
 
 
 def encode_segments(
     tokenizer: PreTrainedTokenizerFast, documents: Sequence[Sequence[Segment]], *, append_eos: bool = False
 ) -> list[tuple[list[int], list[int]]]:
-    """Token ids and labels (``IGNORE`` where masked) of each document, tokenised whole.
+    """Return token ids and labels (``IGNORE`` where masked) of each document, tokenised as one text.
 
-    A token is trained if it starts inside a trained segment. One that starts in masked text and runs into
-    trained text is never the model's to write: at inference the prompt would end inside it.
+    A token is trained if it starts inside a trained segment. The model never has to write a token that starts in
+    masked text and extends into trained text: at inference the prompt would end inside that token.
     """
     texts = ["".join(segment.text for segment in segments) for segments in documents]
     encodings = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)

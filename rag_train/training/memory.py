@@ -1,24 +1,25 @@
-"""How much memory a run will need, counted before weights are loaded.
+"""An estimate of the memory that a run needs, computed before the weights are loaded.
 
-Per process and in bytes, with P parameters of which T are trained, N processes, L layers of hidden size h, MLP size
-m, and q and k the summed sizes of the query heads and of the key heads:
+Bytes per process, for P parameters of which T are trained, N processes, L layers of hidden size h and MLP size m,
+and q and k the summed sizes of the query heads and of the key heads:
 
-- weights: 4 P; 2 P where they are loaded in bf16 (adapters, DeepSpeed), and of the linear layers 4.127 bits each
-  with QLoRA (Dettmers et al. 2023, section 3); autocast keeps bf16 copies, 2 P more.
-- gradients and AdamW's two moments: 4 T and 8 T; with DeepSpeed in bf16, 2 T and 12 T, the fp32 weights included
-  (ZeRO, Rajbhandari et al. 2020, section 3.1). DDP's buckets hold the gradients a second time.
-- ZeRO-2 divides gradients and moments by N, ZeRO-3 and FSDP weights too, but for two layers gathered at a time
-  (section 5). What is offloaded is not counted.
-- activations, for each token and layer, of transformers' Llama and Qwen2 with c bytes a number in matrix products
-  and r in the residual stream: two norms of (4 + r + c) h, attention's c (q + 2 k) + 2 c q, and 4 c m of the gated
-  MLP; a count as in Korthikanti et al. 2022, section 4.1, without the attention matrix, which fused kernels do not
-  keep. With checkpointing r h a layer, and one layer in full (section 5).
-- logits and what the loss makes of them: where rows are trees, 16 bytes a vocabulary entry at each predicted token;
-  TRL's trainers compute tiles of them, 32 bytes an entry on the CPU, where both were measured, and 8 where a Triton
-  kernel works in place, where it was not.
-- 1 GiB for libraries, the device's context and workspaces.
+- Weights: 4 P; or 2 P if they are loaded in bf16 (adapters, DeepSpeed), where QLoRA takes 4.127 bits per weight of
+  the linear layers (Dettmers et al. 2023, section 3). Autocast keeps bf16 copies, another 2 P.
+- Gradients and the two moments of AdamW: 4 T and 8 T; with DeepSpeed in bf16, 2 T and 12 T, which includes the fp32
+  weights (ZeRO, Rajbhandari et al. 2020, section 3.1). The buckets of DDP hold the gradients a second time.
+- ZeRO-2 divides gradients and moments by N. ZeRO-3 and FSDP also divide the weights, except two layers that are
+  gathered at a time (section 5). Offloaded states are not counted.
+- Activations per token and layer of Llama and Qwen2 in transformers, with c bytes per number in matrix products and
+  r in the residual stream: (4 + r + c) h for each of two norms, c (q + 2 k) + 2 c q for attention, 4 c m for the
+  gated MLP. This is the count of Korthikanti et al. 2022, section 4.1, without the attention matrix, which is not
+  stored by fused kernels. With gradient checkpointing: r h per layer, and one complete layer (section 5).
+- Logits and the intermediate results of the loss. Tree rows: 16 bytes per vocabulary entry at each predicted token.
+  TRL's trainers compute the logits in tiles: 32 bytes per entry on the CPU, and 8 on a GPU, where a Triton kernel
+  works in place. Trees and the CPU were measured, the GPU was not.
+- 1 GiB for libraries, the context of the device and workspaces.
 
-Activations are gone when all gradients are there, so that without accumulation the larger of the two counts.
+Activations are freed by the time all gradients exist. Without gradient accumulation, therefore, only the larger of
+the two is counted.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ from accelerate.utils import DeepSpeedPlugin
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rag_train.errors import UserError
-from rag_train.training.config import LoraRecipe, TrainRecipe
 from rag_train.training.data import DataReport
+from rag_train.training.recipe import LoraRecipe, SFTRecipe, TrainRecipe
 from rag_train.training.tree import lay_out
 
 RUNTIME = 2.0**30
 PADDING = 64
-"""Rows are padded to a multiple of this (`trainer_arguments`)."""
+"""Row lengths are padded to a multiple of this number (`trainer_arguments`)."""
 TILE = (4096, 32768)
-"""Tokens and vocabulary entries that TRL's fused head computes at a time."""
+"""Tokens and vocabulary entries of a tile in TRL's fused head."""
 
 Rows = Sequence[dict[str, list[int]]]
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """What is divided over the processes: nothing (stage 0), as in ZeRO-2, or as in ZeRO-3 and FSDP (3)."""
+    """Division of the training states over processes: stage 0 for none, 2 for ZeRO-2, 3 for ZeRO-3 and FSDP."""
 
     stage: int = 0
     processes: int = 1
@@ -62,7 +63,7 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Sizes of a model; ``linear`` holds the outputs and inputs of every linear layer by name."""
+    """Sizes of a model; ``linear`` maps each linear layer's name to its numbers of outputs and inputs."""
 
     parameters: int
     layers: int
@@ -74,17 +75,17 @@ class Architecture:
     linear: dict[str, tuple[int, int]]
 
     def trained(self, lora: LoraRecipe | None) -> int:
-        """Parameters that are trained: all, or those of the adapters."""
+        """Return the number of trained parameters: all, or those of the adapters."""
         if lora is None:
             return self.parameters
-        targets = tuple(f".{name}" for name in lora.target_modules)  # PEFT compares the ends of names, too
+        targets = tuple(f".{name}" for name in lora.target_modules)  # PEFT also matches the ends of names
         sizes = [size for name, size in self.linear.items() if f".{name}".endswith(targets)]
         return lora.r * sum(outputs + inputs for outputs, inputs in sizes)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes a process, peak."""
+    """Peak memory of a process in bytes."""
 
     weights: float
     gradients: float
@@ -101,7 +102,7 @@ class Memory:
 
 
 def architecture(model: str) -> Architecture:
-    """The sizes of ``model``, a checkpoint directory or hub name, from its configuration alone."""
+    """Return the sizes of ``model``, a checkpoint directory or Hub name, from its configuration alone."""
     config = AutoConfig.from_pretrained(model)
     with init_empty_weights():
         empty = AutoModelForCausalLM.from_config(config)
@@ -125,7 +126,7 @@ def architecture(model: str) -> Architecture:
 
 
 def current_sharding() -> Sharding:
-    """As `accelerate launch` was told."""
+    """Return the sharding that the launcher configured, from the environment."""
     processes = PartialState().num_processes
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         plugin = DeepSpeedPlugin()
@@ -144,7 +145,7 @@ def current_sharding() -> Sharding:
 
 
 def largest_pass(recipe: TrainRecipe, rows: Rows, report: DataReport) -> tuple[int, float]:
-    """Tokens of the largest forward pass, and those of them at which logits are computed."""
+    """Return the number of tokens in the largest forward pass, and how many of them are predicted."""
     size = recipe.batch_size
     if recipe.stage == "sft":
         longest = max(len(row["input_ids"]) for row in rows)
@@ -154,7 +155,7 @@ def largest_pass(recipe: TrainRecipe, rows: Rows, report: DataReport) -> tuple[i
         tokens = min(size, len(rows)) * PADDING * math.ceil(longest / PADDING)
         return tokens, tokens
     pairs = [[row["prompt_ids"] + row[side] for side in ("chosen_ids", "rejected_ids")] for row in rows]
-    if recipe.layout == "pairs":
+    if not recipe.trees:
         longest = max(len(sequence) for pair in pairs for sequence in pair)
         tokens = 2 * min(size, len(rows)) * PADDING * math.ceil(longest / PADDING)
         return tokens, tokens
@@ -164,10 +165,11 @@ def largest_pass(recipe: TrainRecipe, rows: Rows, report: DataReport) -> tuple[i
 
 
 def estimate(recipe: TrainRecipe, model: Architecture, sharding: Sharding, tokens: int, predicted: float) -> Memory:
-    """The memory of a process whose largest forward pass has ``tokens``, with logits at ``predicted`` of them."""
+    """Estimate the memory of a process whose largest forward pass has ``tokens``, ``predicted`` of them with
+    logits."""
     trained = model.trained(recipe.lora)
     bf16 = recipe.precision == "bf16"
-    half = bf16 and (sharding.deepspeed or recipe.lora is not None)  # as `trainer_arguments` loads it
+    half = bf16 and (sharding.deepspeed or recipe.lora is not None)  # as in `trainer_arguments`
     weight, number, residual = (2 if half else 4), (2 if bf16 else 4), (2 if half else 4)
     weights = float(model.parameters * weight)
     if recipe.quantize == "4bit":
@@ -182,7 +184,7 @@ def estimate(recipe: TrainRecipe, model: Architecture, sharding: Sharding, token
         (2 * trained, 12 * trained) if sharding.deepspeed and half else (4 * trained, 8 * trained)
     )
     if sharding.deepspeed and not half:
-        optimizer += 4 * trained  # it copies fp32 weights too
+        optimizer += 4 * trained  # DeepSpeed also copies fp32 weights
     if sharding.stage == 0 and sharding.processes > 1:
         gradients *= 2
     if sharding.stage >= 2:
@@ -209,17 +211,18 @@ def estimate(recipe: TrainRecipe, model: Architecture, sharding: Sharding, token
 
 
 def _logits(recipe: TrainRecipe, vocabulary: int, tokens: int, predicted: float) -> float:
-    if recipe.pack_tokens or (recipe.stage == "dpo" and recipe.layout == "tree"):
+    if recipe.trees:
         return 16 * predicted * vocabulary
     entry = 8.0 if torch.cuda.is_available() else 32.0
     return entry * min(tokens, TILE[0]) * min(vocabulary, TILE[1])
 
 
 def check_memory(recipe: TrainRecipe, rows: Rows, report: DataReport) -> str:
-    """One line: the model, its memory, and what there is to do.
+    """Return a line that states the model's size, the estimated memory and the number of steps.
 
-    Raises UserError, with the settings to change, if the estimate is more than the device has and
-    ``recipe.check_memory`` is set. On the CPU, the processes of a machine share its memory, offloaded or not.
+    Raises UserError with the settings to change if the estimate exceeds the device's memory and
+    ``recipe.check_memory`` is true. On the CPU, the processes of a machine share its memory, offloaded states
+    included.
     """
     model, sharding = architecture(recipe.model), current_sharding()
     if torch.cuda.is_available():
@@ -234,22 +237,23 @@ def check_memory(recipe: TrainRecipe, rows: Rows, report: DataReport) -> str:
     needed = need(recipe)
     if recipe.check_memory and needed > available:
         remedy = next((text for text, changed in _remedies(recipe) if need(changed) <= available), None)
-        remedy = f"set {remedy}, or" if remedy else "no setting of one device is enough:"
+        remedy = f"set {remedy}, or" if remedy else "no setting is enough for one device:"
         raise UserError(
-            f"model {recipe.model}: training needs about {_gib(needed)} a device, which has {_gib(available)}; "
+            f"model {recipe.model}: training needs about {_gib(needed)} per device, which has {_gib(available)}; "
             f"{remedy} shard over more devices (launch/accelerate/zero3.yaml, zero3_offload.yaml); "
-            "check_memory=false tries all the same"
+            "check_memory=false skips this check"
         )
     trained, share = model.trained(recipe.lora), report.trained_tokens / report.tokens
     return (
-        f"model {_short(model.parameters)}, trained {_short(trained)}, about {_gib(needed)} a device of "
-        f"{_gib(available)}; {_steps(recipe, rows, report, sharding.processes)}, {_short(report.tokens)} tokens an "
-        f"epoch, {share:.0%} of them trained"
+        f"model {_short(model.parameters)}, trained {_short(trained)}, about {_gib(needed)} per device of "
+        f"{_gib(available)}; {_steps(recipe, rows, report, sharding.processes)}, {_short(report.tokens)} tokens "
+        f"per epoch, {share:.0%} of them trained"
     )
 
 
 def _remedies(recipe: TrainRecipe) -> list[tuple[str, TrainRecipe]]:
-    """Changes, the least first: each alone, then one after the other together."""
+    """List changes of the recipe that save memory: each alone, the smallest change first, then more and more
+    together."""
     small = {"batch_size": 1, "gradient_accumulation": recipe.batch_size * recipe.gradient_accumulation}
     changes: list[tuple[str, dict[str, Any]]] = []
     if not recipe.gradient_checkpointing:
@@ -257,27 +261,27 @@ def _remedies(recipe: TrainRecipe) -> list[tuple[str, TrainRecipe]]:
     if recipe.batch_size > 1:
         changes.append((" ".join(f"{key}={value}" for key, value in small.items()), small))
     if recipe.pack_tokens and recipe.pack_tokens > recipe.max_tokens:
-        changes.append((f"pack_tokens={recipe.max_tokens}", {"pack_tokens": recipe.max_tokens}))
+        changes.append((f"sft.pack_tokens={recipe.max_tokens}", {"sft": SFTRecipe(pack_tokens=recipe.max_tokens)}))
     if recipe.precision == "fp32":
         changes.append(("precision=bf16", {"precision": "bf16"}))
     if recipe.lora is None:
         changes.append(("lora.r=16", {"lora": LoraRecipe()}))
-    found = [(text, replace(recipe, **change)) for text, change in changes]
+    remedies = [(text, replace(recipe, **change)) for text, change in changes]
     together, texts = recipe, []
     for text, change in changes:
         together, texts = replace(together, **change), [*texts, text]
-        found.append((" ".join(texts), together))
-    return found
+        remedies.append((" ".join(texts), together))
+    return remedies
 
 
 def _steps(recipe: TrainRecipe, rows: Rows, report: DataReport, processes: int) -> str:
-    about = "about " if recipe.pack_tokens else ""  # what packing saves is not known yet
+    about = "about " if recipe.pack_tokens else ""  # the rows have not been packed yet
     passes = math.ceil(report.tokens / recipe.pack_tokens) if recipe.pack_tokens else len(rows) / recipe.batch_size
     per_epoch = math.ceil(math.ceil(math.ceil(passes) / processes) / recipe.gradient_accumulation)
     steps = math.ceil(per_epoch * recipe.epochs)
-    of = "packed rows" if recipe.pack_tokens else "examples"
+    unit = "packed rows" if recipe.pack_tokens else "examples"
     size = recipe.batch_size * recipe.gradient_accumulation * processes
-    return f"{about}{steps:,} steps of {size:,} {of}"
+    return f"{about}{steps:,} steps of {size:,} {unit}"
 
 
 def _gib(size: float) -> str:

@@ -1,4 +1,4 @@
-"""Adapters into the model that they were trained on: a checkpoint like any other, for transformers and vLLM."""
+"""Merging LoRA adapters into the model that they were trained on; the result is an ordinary checkpoint."""
 
 from __future__ import annotations
 
@@ -12,49 +12,50 @@ from rag_train.errors import UserError
 from rag_train.llm.checkpoint import check_adapter, check_checkpoint, load_tokenizer
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
-"""auto: the model's own."""
+"""Types in which the merged model can be written; auto: the type of the model."""
 
 
-def merged(model: str, adapter: str, dtype: str = "auto") -> PreTrainedModel:
-    """``model`` with the LoRA ``adapter`` added to its weights: W + (alpha / r) B A (Hu et al. 2021, section 4.1).
+def load_merged(model: str, adapter: str, dtype: str = "auto") -> PreTrainedModel:
+    """Load ``model`` with the LoRA ``adapter`` merged into it: W + (alpha / r) B A (Hu et al. 2021, section 4.1).
 
     ``dtype`` is one of ``DTYPES``. Raises UserError if the adapter was trained on another architecture.
     """
     base = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
     config = PeftConfig.from_pretrained(adapter)
     try:
-        both = PeftModel(base, config)
-        loaded = both.load_adapter(adapter, "default")
+        adapted = PeftModel(base, config)
+        loaded = adapted.load_adapter(adapter, "default")
         differing = [*loaded.missing_keys, *loaded.unexpected_keys]
-        if differing:  # PEFT only warns, and a part of the adapter would be left out
-            raise ValueError(f"{len(differing)} weights of one are not in the other, such as {differing[0]}")
+        if differing:  # PEFT only warns about these, and would merge a part of the adapter
+            raise ValueError(f"{len(differing)} weights are in only one of them, such as {differing[0]}")
     except (ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[-1].strip()
         raise UserError(
             f"adapter {adapter}: does not fit model {model} ({reason}); give the model that it was trained on "
-            f"({config.base_model_name_or_path or 'its adapter_config.json does not say which'})"
+            f"({config.base_model_name_or_path or 'adapter_config.json does not name it'})"
         ) from error
-    return both.merge_and_unload()  # pyright: ignore[reportCallIssue]
+    return adapted.merge_and_unload()  # pyright: ignore[reportCallIssue]
 
 
 def merge(model: str, adapter: str, output: Path, dtype: str = "auto") -> None:
-    """Write the merged model with its tokenizer (the adapter's if it has one) to ``output``, whole or not at all.
+    """Write the merged model with its tokenizer (the adapter's if it has one) to the directory ``output``.
 
-    Raises UserError if the adapter does not fit the model, or if ``output`` exists.
+    The directory appears only when it is complete. Raises UserError if the adapter does not fit the model, or if
+    ``output`` exists.
     """
     if dtype not in DTYPES:
         raise UserError(f"--dtype {dtype}: unknown; give {', '.join(DTYPES)}")
     if output.exists():
-        raise UserError(f"output {output}: exists already; choose another directory")
+        raise UserError(f"output {output}: already exists; choose another directory")
     check_checkpoint(model)
     check_adapter(adapter)
     logging.disable_progress_bar()
     tokenizer = load_tokenizer(adapter if (Path(adapter) / "tokenizer.json").is_file() else model)
-    whole = merged(model, adapter, dtype)
+    merged = load_merged(model, adapter, dtype)
     temporary = output.with_name(f"{output.name}.tmp")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
-        whole.save_pretrained(temporary)
+        merged.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         temporary.replace(output)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which sequences share a row: those that begin alike together, the rest at random, rows filled to a budget."""
+"""Packing of sequences into rows: sequences with a common prefix share a row, the others are placed at random."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from random import Random
 from typing import Any
 
 OPEN_ROWS = 16
+"""Rows that are filled at the same time."""
 SHARED = 4
+"""Sequences are a family if they share at least 1 / ``SHARED`` of their tokens."""
 
 
 class _Row:
-    """A row being filled: its sequences, and their tokens as a trie."""
+    """A row that is being filled: its sequences, and their tokens as a trie."""
 
     def __init__(self) -> None:
         self.members: list[int] = []
@@ -19,7 +21,7 @@ class _Row:
         self._trie: dict[int, Any] = {}
 
     def shared(self, sequence: Sequence[int]) -> int:
-        """How many of its first tokens the row has already."""
+        """Return the number of leading tokens of ``sequence`` that the row already has."""
         node = self._trie
         for depth, token in enumerate(sequence):
             if token not in node:
@@ -36,13 +38,14 @@ class _Row:
 
 
 def pack(sequences: Sequence[list[int]], budget: int, seed: int) -> list[list[int]]:
-    """The indices of ``sequences`` by row; a row has at most ``budget`` tokens, every distinct prefix counted once,
-    or is a single longer sequence.
+    """Distribute ``sequences`` over rows, and return the indices of each row's sequences.
 
-    Sequences that begin alike make a family (`_families`). Families go in random order, by ``seed``, each to the
-    row that has most of its beginning already, and of those to the fullest that it fits in. ``OPEN_ROWS`` rows are
-    filled at a time (bounded-space best fit; Csirik and Johnson 2001), so that time is linear in the number of
-    sequences and rows are as mixed as the data.
+    A row has at most ``budget`` tokens, where every distinct prefix counts once, or is a single longer sequence.
+
+    Sequences with a common prefix form a family (see `_families`). Families are placed in random order (``seed``):
+    each in the row that already has the longest part of its prefix, and among equals in the fullest row with enough
+    space. ``OPEN_ROWS`` rows are filled at a time (bounded-space best fit; Csirik and Johnson 2001), so that the
+    time is linear in the number of sequences and the rows are as mixed as the data.
     """
     families = _families(sequences, budget)
     Random(seed).shuffle(families)
@@ -69,11 +72,11 @@ def pack(sequences: Sequence[list[int]], budget: int, seed: int) -> list[list[in
 
 
 def _families(sequences: Sequence[list[int]], budget: int) -> list[tuple[list[int], int]]:
-    """Sequences that are neighbours in alphabetical order and begin with a quarter (1 / ``SHARED``) of their tokens
-    in common; with the number of tokens of each family when prefixes are computed once, at most ``budget``.
+    """Group sequences into families, and return each with its number of tokens when prefixes are computed once.
 
-    What a sequence has in common even with one as many places away as a row has sequences, such as an instruction,
-    does not count on either side: any row would share that.
+    A family consists of neighbours in lexicographic order that have at least 1 / ``SHARED`` of their tokens as a
+    common prefix; it has at most ``budget`` tokens. The prefix that a sequence shares even with a sequence a whole
+    row away, such as an instruction, is not counted, because any row would share it.
     """
     order = sorted(range(len(sequences)), key=lambda i: sequences[i])
     away = max(1, round(budget * len(sequences) / max(1, sum(map(len, sequences)))))

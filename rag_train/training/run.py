@@ -1,186 +1,293 @@
-"""What both stages share around their trainers: arguments, the model, complete checkpoints, progress."""
+"""A training run of either stage, from a recipe to a model directory, on one process or under a launcher.
+
+While it runs, ``output_dir`` holds ``recipe.yaml``, ``run.json`` (the identity of the run: its recipe and the
+hashes of its inputs), ``metrics.jsonl`` and ``checkpoints/``. When it has finished, ``output_dir`` holds the model,
+its tokenizer, a model card and ``training.json``, which is written last.
+
+If a run is killed and the same command is given again, training continues from the newest complete checkpoint and
+ends with the weights of an uninterrupted run.
+
+Heavy libraries are imported inside the functions, so that wrong settings are reported without waiting for them.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from contextlib import ExitStack
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import PartialState
-from transformers import AutoModelForCausalLM, TrainerCallback, TrainingArguments, set_seed
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
-from transformers.utils import is_liger_kernel_available
+from rag_train.errors import UserError
+from rag_train.files import sha256, write_text
+from rag_train.progress import console
+from rag_train.provenance import code_version, machine, weights_sha256
+from rag_train.recipe import save_recipe
+from rag_train.training.recipe import TrainRecipe
+from rag_train.training.result import RESULT, TrainResult
 
-from rag_train.progress import progress
-from rag_train.training.config import TrainRecipe
-from rag_train.training.tree import attention_for_trees
-
-COMPLETE = "complete.json"
+IDENTITY = "run.json"
+CONFIGS = ("config.json", "adapter_config.json")
 
 
-def trainer_arguments(recipe: TrainRecipe, checkpoints: Path) -> dict[str, Any]:
-    """The arguments that SFTConfig and DPOConfig have in common.
+def train(recipe: TrainRecipe) -> TrainResult:
+    """Run ``recipe`` or continue it, or return the result of the finished run. All processes of a launch call this.
 
-    With DeepSpeed, which keeps fp32 weights of its own, and under adapters the model is loaded in bf16; otherwise
-    in fp32, since bf16 weights are too coarse for updates of these sizes.
+    Raises UserError if the data or the model cannot be used, if ``output_dir`` holds another run, or if the loss
+    becomes infinite or NaN.
     """
-    deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
-    os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16" if recipe.precision == "bf16" else "no"  # the recipe decides
-    half = recipe.precision == "bf16" and (deepspeed or recipe.lora is not None)
-    init: dict[str, Any] = {"dtype": "bfloat16" if half else "float32"}
-    if recipe.quantize == "4bit":  # QLoRA's (Dettmers et al. 2023): normal floats, and their scales quantised too
-        init["quantization_config"] = {
-            "load_in_4bit": True,
-            "bnb_4bit_quant_type": "nf4",
-            "bnb_4bit_use_double_quant": True,
-            "bnb_4bit_compute_dtype": init["dtype"],
-        }
-    return {
-        "output_dir": str(checkpoints),
-        "model_init_kwargs": init,
-        "seed": recipe.seed,
-        "learning_rate": recipe.lr,
-        "lr_scheduler_type": recipe.schedule,
-        "warmup_steps": recipe.warmup_ratio,
-        "num_train_epochs": recipe.epochs,
-        "per_device_train_batch_size": recipe.batch_size,
-        "gradient_accumulation_steps": recipe.gradient_accumulation,
-        "use_cpu": not torch.accelerator.is_available(),
-        "bf16": recipe.precision == "bf16",
-        "gradient_checkpointing": recipe.gradient_checkpointing,
-        "pad_to_multiple_of": 64,  # few shapes: a batch fits the memory freed by another, and finds its kernels
-        "max_length": None,  # the rows are cut already, between segments
-        "save_steps": recipe.save_steps,
-        "save_total_limit": 2,
-        "logging_steps": recipe.logging_steps,
-        "logging_nan_inf_filter": False,
-        "include_num_input_tokens_seen": "non_padding",
-        "report_to": "none",  # `tracked` adds what the recipe says
-        "disable_tqdm": True,
-        "dataloader_pin_memory": torch.cuda.is_available(),
-    }
+    output_dir = Path(recipe.output_dir)
+    identity = _identity(recipe)
+    _require_same_run(output_dir, identity)
+    if (output_dir / RESULT).is_file():
+        result = TrainResult(**json.loads((output_dir / RESULT).read_text()))
+        return replace(result, already_finished=True)
 
-
-def lora_config(recipe: TrainRecipe):
-    """The PEFT configuration, None for full parameters."""
-    if recipe.lora is None:
-        return None
-    from peft import LoraConfig
-
-    return LoraConfig(
-        r=recipe.lora.r,
-        lora_alpha=recipe.lora.alpha,
-        lora_dropout=recipe.lora.dropout,
-        target_modules=recipe.lora.target_modules,
-        task_type="CAUSAL_LM",
-    )
-
-
-def load_model(recipe: TrainRecipe, **init: Any) -> torch.nn.Module:
-    """The model, and the adapters on it if the recipe has any; ``init`` goes to ``from_pretrained``.
-
-    Call it after TrainingArguments were made, for then ZeRO-3 shards the weights as they are read.
-    """
-    model = AutoModelForCausalLM.from_pretrained(recipe.model, **init)
-    if config := lora_config(recipe):
-        from peft import get_peft_model
-
-        set_seed(recipe.seed)  # of the adapters' initial weights
-        same = is_deepspeed_zero3_enabled()  # gathers parameters together, which takes one type
-        model = get_peft_model(model, config, autocast_adapter_dtype=not same)
-        if recipe.gradient_checkpointing:
-            model.enable_input_require_grads()
-    return model
-
-
-def tree_parts(recipe: TrainRecipe, checkpoints: Path) -> tuple[TrainingArguments, torch.nn.Module]:
-    """Arguments and model of a trainer whose rows are trees (`rag_train.training.tree`), one a forward pass.
-
-    On a GPU, Liger's kernels replace the model's layers where that package is installed; not its cross-entropy,
-    since logits are computed at trained positions only.
-    """
-    arguments = trainer_arguments(recipe, checkpoints)
-    for name in ("max_length", "pad_to_multiple_of", "model_init_kwargs"):  # TRL's own
-        init = arguments.pop(name)
-    arguments |= {
-        "per_device_train_batch_size": 1,
-        "include_num_input_tokens_seen": "all",
-        "remove_unused_columns": False,
-        "label_names": [],
-        "use_liger_kernel": torch.cuda.is_available() and is_liger_kernel_available(),
-        "liger_kernel_config": {"fused_linear_cross_entropy": False},
-    }
-    args = TrainingArguments(**arguments)
-    return args, load_model(recipe, **init, attn_implementation=attention_for_trees())
-
-
-def newest_complete(checkpoints: Path) -> Path | None:
-    """The newest checkpoint that every process finished writing, and that has lost no file since."""
-    complete = [checkpoint for checkpoint in checkpoints.glob("checkpoint-*") if _is_complete(checkpoint)]
-    return max(complete, key=lambda checkpoint: int(checkpoint.name.rpartition("-")[2]), default=None)
-
-
-def remove_torn(checkpoints: Path) -> None:
-    """Deletes the checkpoints that are not complete: they take room, and count where old ones are dropped."""
-    for checkpoint in checkpoints.glob("checkpoint-*"):
-        if not _is_complete(checkpoint):
-            shutil.rmtree(checkpoint)
-
-
-def _is_complete(checkpoint: Path) -> bool:
+    _require_packages(recipe)
+    checkpoints = output_dir / "checkpoints"
     try:
-        sizes = dict(json.loads((checkpoint / COMPLETE).read_text()))
-        return bool(sizes) and all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, TypeError):
-        return False
+        checkpoints.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"output_dir {output_dir}: {error.strerror}; choose another directory") from error
+
+    quiet_libraries()
+    from rag_train.training.failures import explain_failures
+
+    with explain_failures(recipe):
+        return _run(recipe, identity, output_dir, checkpoints)
 
 
-class MarkComplete(TrainerCallback):
-    """Writes the sizes of a checkpoint's files into it, once all processes have written theirs.
+def _run(recipe: TrainRecipe, identity: dict[str, Any], output_dir: Path, checkpoints: Path) -> TrainResult:
+    from accelerate import PartialState
 
-    A checkpoint is logged as well: means begin anew there, so that a resumed run logs what a whole one would.
+    from rag_train.training.card import write_card
+    from rag_train.training.checkpoints import MarkComplete, newest_complete, remove_torn, step_of
+    from rag_train.training.memory import check_memory
+    from rag_train.training.tracking import tracked
+
+    tokenizer, rows, report = _load_data(recipe)
+    line = check_memory(recipe, rows, report)
+    if PartialState().is_main_process:
+        console.print(line, soft_wrap=True)
+    trainer = build_trainer(recipe, rows, tokenizer, checkpoints)
+    if PartialState().is_main_process:
+        save_recipe(recipe, output_dir / "recipe.yaml")
+        _write_json(output_dir / IDENTITY, identity)
+        remove_torn(checkpoints)
+    trainer.add_callback(MarkComplete())
+    checkpoint = newest_complete(checkpoints)
+    resumed_from = step_of(checkpoint) if checkpoint else 0
+    start = time.perf_counter()
+    with tracked(trainer, recipe, identity, resumed_from):
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    seconds = time.perf_counter() - start
+
+    final = _save_model(trainer, recipe, tokenizer, checkpoints)
+    result = TrainResult(
+        output_dir=recipe.output_dir,
+        steps=trainer.state.global_step,
+        losses=_losses(trainer.state.log_history),
+        tokens_seen=int(trainer.state.num_input_tokens_seen),
+        trained_share=report.trained_tokens / report.tokens,
+        data=asdict(report),
+        seconds=seconds,
+        resumed_from=resumed_from,
+        data_sha256=identity["data_sha256"],
+        model_sha256=identity["model_sha256"],
+        code_version=code_version(),
+        machine=_machine(PartialState().num_processes),
+    )
+    if PartialState().is_main_process:
+        # The configuration is moved after the weights: a directory without it is not taken for a model.
+        for file in sorted(final.iterdir(), key=lambda f: f.name in CONFIGS):
+            file.replace(output_dir / file.name)
+        write_card(output_dir, recipe, result)
+        _write_json(output_dir / RESULT, asdict(result))
+        shutil.rmtree(checkpoints)
+    PartialState().wait_for_everyone()
+    return result
+
+
+def _identity(recipe: TrainRecipe) -> dict[str, Any]:
+    """Return the keys of the recipe that affect the model, and the hashes of the inputs."""
+    ignored = ("output_dir", "report_to", "logging_steps", "check_memory")
+    settings = {key: value for key, value in asdict(recipe).items() if key not in ignored}
+    return {
+        "recipe": settings | {"data": str(recipe.data)},
+        "data_sha256": _sha256(recipe.data),
+        "model_sha256": weights_sha256(recipe.model),
+    }
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return sha256(path)
+    except OSError as error:
+        raise UserError(f"{error.filename}: {error.strerror}; give the path of an existing file") from error
+
+
+def _require_same_run(output_dir: Path, identity: dict[str, Any]) -> None:
+    """Raise UserError if ``output_dir`` holds another run or a model from elsewhere."""
+    try:
+        before = json.loads((output_dir / IDENTITY).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        if any((output_dir / name).exists() for name in CONFIGS):
+            raise UserError(f"output_dir {output_dir}: already holds a model; choose another directory") from None
+        return
+    except ValueError:
+        raise UserError(f"output_dir {output_dir}: {IDENTITY} is damaged; delete the directory") from None
+    if old_keys := before["recipe"].keys() - identity["recipe"].keys():
+        raise UserError(
+            f"output_dir {output_dir}: holds a run of an earlier version, whose recipe has other keys "
+            f"({', '.join(sorted(old_keys))}); choose another output_dir or delete it"
+        )
+    defaults = {field.name: field.default for field in fields(TrainRecipe) if field.name in identity["recipe"]}
+    differing = list(_differences(defaults | before.pop("recipe"), identity["recipe"]))
+    differing += [f"the contents of {name.partition('_')[0]}" for name in before if before[name] != identity[name]]
+    if differing:
+        raise UserError(
+            f"output_dir {output_dir}: holds a run that differs in {', '.join(differing)}; "
+            "choose another output_dir or delete it"
+        )
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Describe each key whose values differ, nested keys dotted."""
+    for key in old | new:
+        was, now = old.get(key), new.get(key)
+        if isinstance(was, dict) and isinstance(now, dict):
+            yield from _differences(was, now, f"{prefix}{key}.")
+        elif was != now:
+            yield f"{prefix}{key} (was {was!r}, is {now!r})"
+
+
+def _require_packages(recipe: TrainRecipe) -> None:
+    if recipe.report_to != "none" and find_spec(recipe.report_to) is None:
+        raise UserError(
+            f"report_to={recipe.report_to}: the package is not installed; run pip install {recipe.report_to}"
+        )
+    if recipe.quantize != "none" and find_spec("bitsandbytes") is None:
+        raise UserError(
+            f"quantize={recipe.quantize}: bitsandbytes is not installed; run pip install bitsandbytes, or set "
+            "quantize=none"
+        )
+
+
+def quiet_libraries() -> None:
+    """Silence the libraries' logs and progress bars, and turn off usage reports."""
+    import logging
+    import warnings
+
+    import torch
+
+    if not torch.accelerator.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns on import that it found no GPU
+
+    import datasets
+    import huggingface_hub.constants
+    import transformers
+
+    os.environ["TQDM_DISABLE"] = "1"
+    huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+
+
+def _load_data(recipe: TrainRecipe):
+    """Return the tokenizer, the rows of token ids and the `DataReport`."""
+    from transformers import AutoConfig
+
+    from rag_train.llm.checkpoint import check_checkpoint, load_tokenizer
+    from rag_train.training.data import dpo_rows, sft_rows
+
+    check_checkpoint(recipe.model)
+    tokenizer = load_tokenizer(recipe.model)
+    for problem, valid in (
+        ("is not a fast tokenizer, which the loss mask needs; use a model with tokenizer.json", tokenizer.is_fast),
+        (
+            "has no end-of-text token; set eos_token in tokenizer_config.json",
+            tokenizer.eos_token_id is not None,
+        ),
+        ("has no chat template; set chat=auto", tokenizer.chat_template or recipe.chat is not True),
+    ):
+        if not valid:
+            raise UserError(f"model {recipe.model}: the tokenizer {problem}")
+    chat = bool(tokenizer.chat_template) if recipe.chat == "auto" else recipe.chat
+    read = sft_rows if recipe.stage == "sft" else dpo_rows
+    rows, report = read(recipe.data, tokenizer, max_tokens=recipe.max_tokens, chat=chat, balance=recipe.balance)
+    largest = max(max(ids) for row in rows for key, ids in row.items() if key != "labels")
+    vocabulary = AutoConfig.from_pretrained(recipe.model).get_text_config().vocab_size
+    if largest >= vocabulary:
+        raise UserError(
+            f"model {recipe.model}: the tokenizer gives token {largest}, but the model's vocabulary ends at "
+            f"{vocabulary - 1}; copy the tokenizer files of the model's own base there"
+        )
+    return tokenizer, rows, report
+
+
+def build_trainer(recipe: TrainRecipe, rows: list[dict[str, list[int]]], tokenizer: Any, checkpoints: Path):
+    """Return the trainer of the recipe's stage and layout, its model loaded.
+
+    Raises UserError if TRL, PEFT or the Hub refuse a setting.
     """
+    from transformers import PrinterCallback
 
-    def on_step_end(self, args, state, control, **kwargs):
-        control.should_log |= control.should_save
+    try:
+        if recipe.stage == "sft":
+            from rag_train.training.sft import sft_trainer
 
-    def on_save(self, args, state, control, **kwargs):
-        PartialState().wait_for_everyone()
-        if state.is_world_process_zero:
-            assert args.output_dir is not None
-            checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            files = [path for path in checkpoint.rglob("*") if path.is_file()]
-            mark = checkpoint / f"{COMPLETE}.tmp"
-            mark.write_text(json.dumps({str(f.relative_to(checkpoint)): f.stat().st_size for f in files}))
-            mark.replace(checkpoint / COMPLETE)
+            trainer = sft_trainer(recipe, rows, tokenizer, checkpoints)
+        elif recipe.trees:
+            from rag_train.training.tree_dpo import tree_trainer
+
+            trainer = tree_trainer(recipe, rows, tokenizer, checkpoints)
+        else:
+            from rag_train.training.dpo import dpo_trainer
+
+            trainer = dpo_trainer(recipe, rows, tokenizer, checkpoints)
+    except (OSError, ImportError, ValueError) as error:
+        raise UserError(f"model {recipe.model}: {str(error).splitlines()[0]}") from error
+    trainer.remove_callback(PrinterCallback)
+    return trainer
 
 
-class ProgressBar(TrainerCallback):
-    """Steps, rate, time left and loss, shown by the first process. Use it as a context, so that errors end it."""
+def _save_model(trainer, recipe: TrainRecipe, tokenizer, checkpoints: Path) -> Path:
+    """Gather the trained model from all processes and return its directory, which the first process writes."""
+    final = checkpoints / "final"
+    trainer.save_model(str(final))
+    if not trainer.is_world_process_zero():
+        return final
+    if recipe.lora is not None and recipe.lora.merge:  # only the adapters have been saved so far
+        from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-    def __init__(self, stage: str):
-        self._stage = stage
-        self._stack = ExitStack()
+        from rag_train.training.merge import load_merged
 
-    def __enter__(self) -> ProgressBar:
-        return self
+        unset_hf_deepspeed_config()  # ZeRO-3 would shard the base model over processes that do not take part here
+        adapter, final = final, checkpoints / "merged"
+        load_merged(recipe.model, str(adapter)).save_pretrained(final)
+        tokenizer.save_pretrained(final)
+    (final / "training_args.bin").unlink(missing_ok=True)
+    return final
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
-    def on_train_begin(self, args, state, control, **kwargs):
-        if state.is_world_process_zero:
-            bar = progress(self._stage, total=state.max_steps, done=state.global_step)
-            self._advance = self._stack.enter_context(bar)
+def _losses(history: list[dict[str, float]]) -> list[dict[str, float]]:
+    names = ("step", "loss", "learning_rate", "rewards/margins", "rewards/accuracies")
+    return [{name: entry[name] for name in names if name in entry} for entry in history if "loss" in entry]
 
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.is_world_process_zero:
-            self._advance()
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if state.is_world_process_zero and logs and "loss" in logs:
-            self._advance(0, f"loss {float(logs['loss']):.4f}")
+def _machine(processes: int) -> dict[str, str]:
+    import torch
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return machine() | {"gpu": gpu, "processes": str(processes)}
+
+
+def _write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2) + "\n")

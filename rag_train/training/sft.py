@@ -1,4 +1,4 @@
-"""Stage I, imitation learning (DeepRAG, section 3.3): fine-tuning on what the controller writes, and only that."""
+"""Stage I, imitation learning (DeepRAG, section 3.3): fine-tuning on the text that the controller writes."""
 
 from __future__ import annotations
 
@@ -9,48 +9,54 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, Trainer, default_data_collator
 from trl import SFTConfig, SFTTrainer
 
-from rag_train.training.config import TrainRecipe
 from rag_train.training.failures import FiniteLossTrainer
 from rag_train.training.masking import IGNORE
 from rag_train.training.packing import pack
-from rag_train.training.run import lora_config, trainer_arguments, tree_parts
+from rag_train.training.recipe import TrainRecipe
+from rag_train.training.setup import lora_config, trainer_arguments, tree_parts
 from rag_train.training.tree import lay_out, path_logprobs
 
 
 class ImitationTrainer(FiniteLossTrainer, SFTTrainer):
-    """TRL's SFTTrainer over rows of ``input_ids`` and ``labels``, padded to the longest of a batch.
+    """TRL's SFTTrainer over rows of ``input_ids`` and ``labels``, padded to the longest row of a batch.
 
     The loss of a trajectory of n steps is
 
         L = - sum_{1<=i<=n} [ log Pr(q_i | s_{i-1}) + log Pr(a_i | s_{i-1}, q_i, d_i) ]
 
     with subquery q_i (and the decision written after it), answer a_i and documents d_i, which are masked. The
-    paper prints log [Pr + Pr]; a sum of two probabilities is no likelihood of the text, so that is taken as a
-    slip. It is averaged over the trained tokens of a whole optimizer step, so neither the batch size per device
-    nor the gradient accumulation weighs one token more than another.
+    paper prints log [Pr + Pr]; a sum of two probabilities is not a likelihood of the text, so we read it as a
+    misprint. The loss is averaged over the trained tokens of an optimizer step, so that all tokens have the same
+    weight for any batch size per device and any gradient accumulation.
     """
 
 
 class PackedTrainer(FiniteLossTrainer):
-    """The same loss over rows of ``packed_rows``, one a forward pass, in which every distinct prefix is computed
-    once and no token attends to another example's."""
+    """The loss of `ImitationTrainer` over rows of `packed_rows`, one row per forward pass.
+
+    Every distinct prefix of a row is computed once, and no token attends to a token of another example.
+    """
 
     def __init__(self, **arguments: Any):
         super().__init__(data_collator=default_data_collator, **arguments)
-        self.model_accepts_loss_kwargs = True  # a step's loss is divided by the step's labels here,
-        self._loss_shifts_labels = False  # all of which count
+        self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the number of labels of the whole step
+        self._loss_shifts_labels = False  # all labels count, the first as well
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         assert num_items_in_batch is not None
         names = ("input_ids", "positions", "last", "at", "labels")
         logprobs = path_logprobs(model, *(inputs[name][0] for name in names))
-        loss = -logprobs.sum() / num_items_in_batch * self.accelerator.num_processes  # whose gradients are averaged
+        # Gradients are averaged over the processes, so the mean is multiplied by their number.
+        loss = -logprobs.sum() / num_items_in_batch * self.accelerator.num_processes
         return (loss, logprobs) if return_outputs else loss
 
 
 def packed_rows(rows: list[dict[str, list[int]]], budget: int, seed: int) -> list[dict[str, list[int]]]:
-    """Rows of ``sft_rows`` as rows of at most ``budget`` tokens (`pack`): a `Tree`, and for every trained token the
-    index that predicts it (``at``) and its id (``labels``)."""
+    """Pack rows of `sft_rows` into rows of at most ``budget`` tokens (see `pack`).
+
+    A packed row is a `Tree` and, for every trained token, the index at which it is predicted (``at``) and its id
+    (``labels``).
+    """
     sequences = [row["input_ids"] for row in rows]
     out = []
     for members in pack(sequences, budget, seed):
@@ -76,7 +82,7 @@ def packed_rows(rows: list[dict[str, list[int]]], budget: int, seed: int) -> lis
 def sft_trainer(
     recipe: TrainRecipe, rows: list[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase, checkpoints: Path
 ) -> Trainer:
-    """The trainer of Stage I, its model loaded; ``rows`` are those of ``sft_rows``."""
+    """Return the trainer of Stage I, its model loaded, for rows of `sft_rows`."""
     if recipe.pack_tokens:
         args, model = tree_parts(recipe, checkpoints)
         packed = Dataset.from_list(packed_rows(rows, recipe.pack_tokens, recipe.seed))

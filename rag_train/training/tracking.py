@@ -1,4 +1,5 @@
-"""Where a run's metrics go: always ``metrics.jsonl``, and Weights & Biases or TensorBoard if the recipe says so."""
+"""Metrics of a run: the progress bar, ``metrics.jsonl``, and Weights & Biases or TensorBoard if the recipe names
+one."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from transformers.integrations import TensorBoardCallback, WandbCallback
 
 from rag_train.errors import UserError
 from rag_train.files import write_text
-from rag_train.training.config import TrainRecipe
+from rag_train.progress import progress
+from rag_train.training.recipe import TrainRecipe
 
 METRICS = "metrics.jsonl"
 WANDB_ID = "wandb_run_id"
@@ -23,11 +25,11 @@ WANDB_ID = "wandb_run_id"
 
 @contextmanager
 def tracked(trainer: Trainer, recipe: TrainRecipe, identity: dict[str, Any], step: int) -> Iterator[None]:
-    """Has the first process write what ``trainer`` logs, from ``step`` on, while inside.
+    """Show and write the metrics that ``trainer`` logs after ``step`` inside the context, in the first process.
 
-    ``identity`` (the recipe and the hashes of data and model) becomes the run's configuration in W&B, where a
-    resumed run is the same run: its id is kept in ``output_dir/wandb_run_id``. WANDB_MODE=offline needs no account.
-    Raises UserError if W&B refuses.
+    ``identity`` (the recipe and the hashes of data and model) becomes the configuration of the W&B run. A resumed
+    run continues the same W&B run, whose id is kept in ``output_dir/wandb_run_id``. WANDB_MODE=offline needs no
+    account. Raises UserError if W&B refuses the run.
     """
     output_dir = Path(recipe.output_dir)
     with ExitStack() as stack:
@@ -42,6 +44,7 @@ def tracked(trainer: Trainer, recipe: TrainRecipe, identity: dict[str, Any], ste
                 writer = SummaryWriter(str(output_dir / "tensorboard"), purge_step=step + 1 if step else None)
                 stack.enter_context(writer)
                 trainer.add_callback(TensorBoardCallback(writer))
+        trainer.add_callback(ProgressBar(recipe.stage, stack))
         yield
 
 
@@ -67,14 +70,14 @@ def _wandb_run(output_dir: Path, identity: dict[str, Any]) -> Iterator[None]:
 
 
 class MetricsFile(TrainerCallback):
-    """One JSON object a logged step, its ``step`` and every metric by name.
+    """Appends a JSON object for each logged step: its ``step`` and all metrics by name.
 
-    ``loss`` is in nats a trained token (sft) or a pair (dpo), ``rewards/margins`` in nats times beta,
+    ``loss`` is in nats per trained token (sft) or per pair (dpo), ``rewards/margins`` in nats times beta,
     ``train_runtime`` in seconds.
     """
 
     def __init__(self, path: Path, step: int):
-        """Rows of steps after ``step``, of a process that was killed, are dropped: they will come again."""
+        """Drop the rows of a killed process that are later than ``step``; the resumed run logs them again."""
         self._path = path
         lines = path.read_text().splitlines(keepends=True) if step and path.exists() else []
         write_text(path, "".join(line for line in lines if _step(line) <= step))
@@ -87,5 +90,25 @@ class MetricsFile(TrainerCallback):
 def _step(line: str) -> float:
     try:
         return json.loads(line)["step"]
-    except ValueError:  # torn
+    except ValueError:  # an incomplete last line
         return float("inf")
+
+
+class ProgressBar(TrainerCallback):
+    """Steps, rate, time left and loss, shown by the first process; closing ``stack`` ends the bar."""
+
+    def __init__(self, stage: str, stack: ExitStack):
+        self._stage, self._stack = stage, stack
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            bar = progress(self._stage, total=state.max_steps, done=state.global_step)
+            self._advance = self._stack.enter_context(bar)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            self._advance()
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if state.is_world_process_zero and logs and "loss" in logs:
+            self._advance(0, f"loss {float(logs['loss']):.4f}")

@@ -1,10 +1,11 @@
-"""Sequences that begin alike, laid out as one: every distinct prefix is computed once.
+"""The tree layout: sequences with common prefixes in one row, so that every distinct prefix is computed once.
 
-The prompts of a chain of calibration are prefixes of one another, passages included, and its snippets a few tokens;
-other questions share at least the instruction. So all sequences of a batch are put into a trie, written down in
-preorder. A token attends to its ancestors only and has the position it would have had, so its log-probability is
-that of the sequence by itself. One number a token says all there is to say about attention: the index of its last
-descendant. Token j is an ancestor of i, or i itself, if and only if j <= i <= last[j].
+In a chain of calibration, each prompt is a prefix of the next, passages included, and the snippets have a few
+tokens. Different questions share at least the instruction. All sequences of a batch are therefore put into a trie,
+whose nodes (tokens) form the row in preorder. A token attends only to its ancestors and keeps the position that it
+has in its sequence, so that its log-probability is the same as in the sequence alone. The attention is described
+by one number per token, the index of the token's last descendant: token j is an ancestor of token i, or i itself,
+if and only if j <= i <= last[j].
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from transformers import AttentionInterface
 from rag_train.errors import UserError
 
 SLICED = "tree_slices"
+"""Name of `sliced_attention` in transformers."""
 SLICE = 128
+"""Tokens of a slice in `sliced_attention`."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Token ids, positions and last descendants, each of length T; and the path of each sequence through them."""
+    """A row of T tokens: ids, positions and last descendants, each of length T, and the path of each sequence."""
 
     ids: list[int]
     positions: list[int]
@@ -36,8 +39,8 @@ class Tree:
 
 
 def lay_out(sequences: Sequence[Sequence[int]]) -> Tree:
-    """The trie of ``sequences`` in preorder; ``paths[n][k]`` is where token k of sequence n went."""
-    children: list[dict[int, int]] = [{}]  # of the root and then of each node, in order of insertion
+    """Lay out the trie of ``sequences`` in preorder; ``paths[n][k]`` is the index of token k of sequence n."""
+    children: list[dict[int, int]] = [{}]  # by node: the root, then the tokens in order of insertion
     tokens, depths = [-1], [-1]
     walks = []
     for sequence in sequences:
@@ -73,13 +76,13 @@ def lay_out(sequences: Sequence[Sequence[int]]) -> Tree:
 
 
 def attention_mask(last: torch.Tensor) -> torch.Tensor:
-    """What each token may attend to, for ``scaled_dot_product_attention``: bool, of shape (1, 1, T, T)."""
+    """Return the mask for ``scaled_dot_product_attention``: bool of shape (1, 1, T, T), True for attention."""
     index = torch.arange(len(last), device=last.device)
     return ((index[None, :] <= index[:, None]) & (index[:, None] <= last[None, :]))[None, None]
 
 
 def block_mask(last: torch.Tensor) -> BlockMask:
-    """The same for FlexAttention, which skips blocks of tokens without anything to attend to."""
+    """Return the same mask for FlexAttention, which skips blocks of tokens that do not attend to each other."""
 
     def is_ancestor(batch, head, query, key):
         return (key <= query) & (query <= last[key])
@@ -89,11 +92,13 @@ def block_mask(last: torch.Tensor) -> BlockMask:
 
 
 def slices(last: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The same for ``sliced_attention``: for every ``SLICE`` tokens (in the end fewer) the K tokens that any of
-    them attends to, and the mask, bool, of shape (``SLICE``, K).
+    """Return the same mask for `sliced_attention`, as (keys, mask) of each slice of ``SLICE`` tokens.
 
-    A token before a slice is an ancestor of one in it only if it is an ancestor of the slice's first token, so K is
-    at most the depth of that one and ``SLICE``.
+    ``keys`` are the indices of the K tokens that any token of the slice attends to; ``mask`` is bool of shape
+    (``SLICE``, K). The last slice may be shorter.
+
+    A token before the slice is an ancestor of a token in the slice only if it is an ancestor of the slice's first
+    token. Therefore K is at most the depth of the first token plus ``SLICE``.
     """
     index, out = torch.arange(len(last), device=last.device), []
     for first in range(0, len(last), SLICE):
@@ -115,10 +120,16 @@ def sliced_attention(
     dropout: float = 0.0,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """An attention for transformers' models, of shapes (1, heads, T, size): the cost of a row grows with its
-    sequences' lengths, not with its own. Raises UserError where scores are more than scaled products."""
+    """Attention for models of transformers without a GPU, with inputs of shape (1, heads, T, size).
+
+    The cost of a row grows with the length of its sequences, not with T. Raises UserError if the model changes the
+    attention scores, which only FlexAttention supports.
+    """
     if any(more.get(name) is not None for name in ("softcap", "s_aux", "position_bias")):
-        raise UserError(f"{type(module).__name__}: not without a GPU, as FlexAttention has to bend its scores")
+        raise UserError(
+            f"{type(module).__name__}: tree rows of this model need FlexAttention and a GPU; without a GPU, remove "
+            "sft.pack_tokens or set dpo.layout=pairs"
+        )
     outputs = [
         F.scaled_dot_product_attention(
             queries,
@@ -138,12 +149,12 @@ AttentionInterface.register(SLICED, sliced_attention)
 
 
 def attention_for_trees() -> str:
-    """The ``attn_implementation`` with which to load a model that is to be trained on trees."""
+    """Return the ``attn_implementation`` for a model that is trained on trees."""
     return "flex_attention" if torch.cuda.is_available() else SLICED
 
 
 def _attention(model: torch.nn.Module, last: torch.Tensor) -> dict[str, Any]:
-    """What the model's implementation of attention has to be told."""
+    """Return the mask argument that the model's attention implementation takes."""
     unwrapped: Any = extract_model_from_parallel(model)
     implementation = unwrapped.config._attn_implementation
     if implementation == SLICED:
@@ -159,10 +170,10 @@ def path_logprobs(
     at: torch.Tensor,
     targets: torch.Tensor,
 ) -> torch.Tensor:
-    """Log-probability of each of ``targets`` after the token at the index ``at`` beside it, both of shape (N,).
+    """Return the log-probability of each of ``targets``, predicted at the index ``at``; all three have shape (N,).
 
-    ``ids``, ``positions`` and ``last`` are a `Tree`'s, of shape (T,). Logits are computed at ``at`` only. Gradients
-    flow.
+    ``ids``, ``positions`` and ``last`` are those of a `Tree`, of shape (T,). Logits are computed only at the
+    indices ``at``. The result is differentiable.
     """
     logits = model(
         input_ids=ids[None],

@@ -1,4 +1,4 @@
-"""Adaptive-RAG: a classifier of complexity chooses among no, one and many retrievals."""
+"""Adaptive-RAG: a classifier of the question's complexity chooses between no, one and several retrievals."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CLASSIFY = Task("adaptive_rag", "Complexity:", Literal["A", "B", "C"], max_token
 
 @dataclass(frozen=True)
 class AdaptiveRAG(Strategy):
-    """A: answer from memory; B: retrieve once; C: IRCoT."""
+    """Classify the question's complexity, then answer from memory (A), retrieve once (B) or use IRCoT (C)."""
 
     paper: ClassVar = "Jeong et al. 2024; baseline of HANRAG"
-    needs: ClassVar = ("classifier checkpoint (role classifier; recipes/adaptive_rag.yaml)",)
+    needs: ClassVar = ("a classifier checkpoint (role classifier; recipes/adaptive_rag.yaml)",)
 
     max_steps: int = 5
-    """Most sentences of IRCoT."""
+    """Maximum number of sentences of IRCoT."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)

@@ -1,4 +1,4 @@
-"""Adaptive Retrieval: retrieve for what is not popular."""
+"""Adaptive Retrieval: retrieval only for questions about unpopular subjects."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rag_train.strategies.baselines.taare import single_step
 
 @dataclass(frozen=True)
 class AdaptiveRetrieval(Strategy):
-    """Retrieve where the subject's popularity is below a threshold; where it is unknown, retrieve."""
+    """Retrieve if the subject's popularity is below a threshold or unknown."""
 
     paper: ClassVar = "Mallen et al. 2023; baseline of HANRAG"
-    needs: ClassVar = ("popularity in the questions' metadata (PopQA's s_pop)",)
+    needs: ClassVar = ("the popularity in the questions' metadata (PopQA's s_pop)",)
 
     threshold: float = 10_000
-    """Monthly page views; the paper tunes it per relation on dev questions."""
+    """Popularity in monthly page views. The paper tunes the threshold for each relation on dev questions."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)

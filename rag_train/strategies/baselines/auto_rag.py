@@ -1,4 +1,4 @@
-"""Auto-RAG: the model reasons over what was retrieved, and either refines its query or answers."""
+"""Auto-RAG: the model reasons over the retrieved passages, and either refines its query or answers."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ DOCUMENT = Task("auto_rag_document", "Document:", max_tokens=128)
 
 @dataclass(frozen=True)
 class AutoRAG(Strategy):
-    """Plan, extract, infer: a query or an answer each round; after retrieval in vain, a document from memory.
+    """In each round, write a query or the answer; after too many rounds, write the documents from memory.
 
-    Simplified: the model's free text is one JSON object of thought, query and answer.
+    Simplification: in place of free text, the model writes a JSON object with thought, query and answer.
     """
 
     paper: ClassVar = "Yu et al. 2024 (Auto-RAG, Algorithm 1); baseline of DeepRAG"
 
     retrievals: int = 5
-    """Rounds of retrieval; then ``recalls`` rounds with documents the model writes itself."""
+    """Maximum number of rounds with retrieval."""
     recalls: int = 2
+    """Maximum number of further rounds, with documents that the model writes itself."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)

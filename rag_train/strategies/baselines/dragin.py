@@ -1,4 +1,4 @@
-"""DRAGIN: retrieve where the model is unsure of a token that matters, and search for what it attends to there."""
+"""DRAGIN: retrieval at uncertain and important tokens, with a query of the words to which the token attends."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ _STOP_WORDS = frozenset(STOPWORDS_EN)
 
 @dataclass(frozen=True)
 class DRAGIN(Strategy):
-    """Write a thought; at the first token whose entropy times attention is over a threshold, retrieve and rewrite.
+    """Write a thought; if entropy times attention of a token exceeds a threshold, retrieve and rewrite the thought.
 
-    The query is the words of prompt and thought that this token attends to most.
+    The query consists of the words of prompt and thought to which this token attends most.
     """
 
     paper: ClassVar = "Su et al. 2024 (RIND, QFS); baseline of DeepRAG and DualRAG"
     needs: ClassVar = ("attention weights (the transformers engine)",)
 
     threshold: float = 1.0
+    """Threshold for the product of entropy (in nats) and attention."""
     query_words: int = 25
+    """Maximum number of words of a query."""
     max_sentences: int = 8
+    """Maximum number of thoughts."""
 
     def __post_init__(self) -> None:
         if not hasattr(self.kit.llm, "inspect"):
@@ -62,15 +65,18 @@ class DRAGIN(Strategy):
         return run.prompt("cot_rag", body, reader.THOUGHT + text)
 
     async def _query(self, prompt: str, ahead: str) -> str:
-        """What to search for before going on after ``prompt``; "" if no token of ``ahead`` asks for it."""
+        """Return the query to search for before ``ahead``; "" if no token of ``ahead`` triggers retrieval."""
         seen = await self.kit.llm.inspect(prompt, ahead)  # pyright: ignore[reportAttributeAccessIssue]
         at = trigger(seen, self.threshold)
         return attended(seen, prompt + ahead, at, self.query_words) if at is not None else ""
 
 
 def trigger(seen: Inspection, threshold: float) -> int | None:
-    """RIND: the first token of the new text with entropy x attention from later tokens over ``threshold``, no stop
-    word; None if there is none."""
+    """Return the first token of the text that triggers retrieval (RIND), or None.
+
+    A token triggers retrieval if it is not a stop word and its entropy, multiplied by the highest attention of a
+    later token to it, exceeds ``threshold``.
+    """
     for i in range(seen.start, len(seen.tokens)):
         word = seen.tokens[i].strip().lower()
         if not re.search(r"\w", word) or word in _STOP_WORDS:
@@ -83,7 +89,7 @@ def trigger(seen: Inspection, threshold: float) -> int | None:
 
 
 def attended(seen: Inspection, text: str, at: int, count: int) -> str:
-    """QFS: the ``count`` words before token ``at`` that it attends to most, in the order of the text."""
+    """Return the ``count`` words before token ``at`` to which it attends most, in the order of the text (QFS)."""
     words = list(re.finditer(r"\w+", text[: seen.spans[at][0]]))
     scores: dict[int, float] = {}
     for i in range(at):

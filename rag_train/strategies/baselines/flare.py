@@ -1,4 +1,4 @@
-"""FLARE: write the next sentence; where it is unsure, search with it and write it again."""
+"""FLARE: uncertain sentences are used as queries and written again with the retrieved passages."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ SENTENCE = Sampling(max_tokens=64, stop=("\n", ". "), logprobs=1)
 
 @dataclass(frozen=True)
 class FLARE(Strategy):
-    """Look ahead a sentence; a token below ``theta`` triggers retrieval, those below ``beta`` leave the query."""
+    """Write the next sentence; if it is uncertain, search for its certain words and write it again."""
 
     paper: ClassVar = "Jiang et al. 2023 (FLARE direct, implicit queries); baseline of DeepRAG and DualRAG"
     needs: ClassVar = ("log-probabilities",)
 
     theta: float = 0.8
+    """Retrieve if a token of the sentence has a lower probability."""
     beta: float = 0.4
+    """Tokens with a lower probability are not part of the query."""
     max_sentences: int = 8
+    """Maximum number of sentences."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)
@@ -56,11 +59,11 @@ class FLARE(Strategy):
 
 
 def probabilities(completion: Completion) -> list[float]:
-    """Probability of each token that was written."""
+    """Return the probability of each generated token."""
     return [math.exp(token.logprob) for token in completion.chosen]
 
 
 def sure_part(completion: Completion, beta: float) -> str:
-    """What was written, without the tokens below ``beta`` (implicit query by masking)."""
+    """Return the text without the tokens whose probability is below ``beta`` (implicit query by masking)."""
     kept = zip(completion.chosen, probabilities(completion), strict=True)
     return deeprag.one_line("".join(token.text if chance >= beta else " " for token, chance in kept))

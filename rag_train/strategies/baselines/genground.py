@@ -1,4 +1,7 @@
-"""GenGround: generate a sub-question and its answer, then ground the answer in passages."""
+"""GenGround: the model generates a sub-question with an answer, and then grounds the answer in passages.
+
+The docstring of `Hop` is part of the JSON schema that engines receive.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,14 @@ GROUND = Task("genground_ground", "Answer:")
 
 @dataclass(frozen=True)
 class GenGround(Strategy):
-    """Deduce the next sub-question and answer it from memory; retrieve for both and correct the answer."""
+    """Generate the next sub-question and answer it from memory; retrieve with both and correct the answer."""
 
     paper: ClassVar = "Shi et al. 2024; baseline of DualRAG"
 
     max_steps: int = 5
+    """Maximum number of sub-questions."""
     batch: int = 3
-    """Passages read at a time, until one batch holds evidence (batch grounding)."""
+    """Number of passages that are read at a time, until a batch contains evidence (batch grounding)."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)

@@ -1,4 +1,4 @@
-"""IRCoT: retrieval after every sentence of a chain of thought."""
+"""IRCoT: retrieval after each sentence of a chain of thought."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ END = "the answer is"
 
 @dataclass(frozen=True)
 class IRCoT(Strategy):
-    """Write a sentence, search with it, and so on until a sentence says the answer; then read."""
+    """Alternate between writing a sentence and searching with it until a sentence states the answer; then read."""
 
     paper: ClassVar = "Trivedi et al. 2023; baseline of DualRAG, HANRAG and LevelRAG"
 
     max_steps: int = 5
-    """Most sentences."""
+    """Maximum number of sentences."""
     most_passages: int = 15
-    """Passages kept (the paper's limit)."""
+    """Maximum number of passages to keep (the paper's limit)."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)

@@ -1,4 +1,4 @@
-"""Iter-RetGen and ITRG: what was generated is what is searched for next."""
+"""Iter-RetGen and ITRG: the generated text is the next query."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ DOCUMENT = Task("itrg", "Document:", max_tokens=128)
 
 @dataclass(frozen=True)
 class IterRetGen(Strategy):
-    """Answer with a chain of thought, search with question and thought together, and again."""
+    """Answer with a chain of thought, search with question and thought, and repeat."""
 
     paper: ClassVar = "Iter-RetGen (Shao et al. 2023); ITRG (Feng et al. 2023), baseline of LevelRAG"
 
     mode: Literal["retgen", "refine", "refresh"] = "retgen"
-    """refine and refresh are ITRG's: a document is generated, from the last one or from new passages alone."""
+    """retgen: Iter-RetGen; refine and refresh: ITRG, which generates a document from the previous document and new
+    passages (refine) or from new passages only (refresh)."""
     iterations: int = 3
+    """Number of iterations."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)

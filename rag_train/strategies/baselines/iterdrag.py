@@ -1,4 +1,4 @@
-"""IterDRAG: sub-queries one after the other, each retrieved for and answered."""
+"""IterDRAG: sequential sub-queries, each answered from retrieved passages."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ LINE = Sampling(max_tokens=64, stop=("\n",))
 
 @dataclass(frozen=True)
 class IterDRAG(Strategy):
-    """Passages first; then "Follow up:", more passages and "Intermediate answer:", until the final answer.
+    """Retrieve for the question, then for each sub-query, and answer each until the final answer.
 
-    Simplified: no in-context demonstrations with documents of their own beside those of ``prompts/iterdrag.txt``.
+    Simplification: the only in-context demonstrations are those of ``prompts/iterdrag.txt``, without documents.
     """
 
     paper: ClassVar = "Yue et al. 2024; baseline of DeepRAG"
 
     max_steps: int = 5
+    """Maximum number of sub-queries."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)

@@ -1,4 +1,4 @@
-"""MetaRAG: monitor the answer, evaluate what knowledge is missing, plan what to do about it."""
+"""MetaRAG: monitoring of the answer, evaluation of the missing knowledge, and planning of the next action."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ QUERY = Task("metarag_query", "Query:")
 
 @dataclass(frozen=True)
 class MetaRAG(Strategy):
-    """Answer; where two ways of answering disagree, judge both kinds of knowledge and retrieve, recall or rethink.
+    """Answer in two ways; if the answers disagree, find out which knowledge is missing and retrieve or rethink.
 
-    Simplified: the monitor compares the model's chain of thought with its short answer, in place of an expert
-    model's answer; knowledge is judged by the model itself, without an NLI model.
+    Simplifications: the monitor compares the answer after a chain of thought with the model's own short answer, not
+    with that of an expert model, and the model itself judges its knowledge, without an NLI model.
     """
 
     paper: ClassVar = "Zhou et al. 2024; baseline of DualRAG"
 
     iterations: int = 5
+    """Maximum number of iterations."""
     agreement: float = 0.4
-    """Least token F1 of the two answers at which the monitor is content."""
+    """Minimum token F1 between the two answers at which the monitor accepts them."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)
@@ -46,7 +47,7 @@ class MetaRAG(Strategy):
                 break
             fields: Fields = [("Context", found), ("Question", text), ("Answer", answer or "")]
             internal, external = await together(run.ask(task, fields) for task in (INTERNAL, EXTERNAL))
-            if external == "yes":  # only the reasoning was at fault: think again, over what is there
+            if external == "yes":  # the passages suffice: only the reasoning was wrong
                 used = found
                 answer = expert if internal != "yes" else answer
                 break

@@ -1,4 +1,4 @@
-"""QD-RAG: the question is decomposed at once, its sub-queries answered one after the other."""
+"""QD-RAG: a single decomposition of the question into sub-queries, which are answered in sequence."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ DECOMPOSE = Task("qd_rag", "Subqueries:", list[str], max_tokens=192)
 
 @dataclass(frozen=True)
 class QDRAG(Strategy):
-    """Decompose into sub-queries, answer each with the answers before it, then the question with all of them."""
+    """Decompose the question, answer each sub-query given the previous answers, then the question given all."""
 
     paper: ClassVar = "Patel et al. 2022; PlanRAG, appendix B (QD-RAG, and QD-RAG SubQ in table 4)"
 
     subquery: bool = False
-    """Retrieve for every sub-query (SubQ); false: once for the question."""
+    """Retrieve for every sub-query (SubQ); false: retrieve once, for the question."""
     max_steps: int = 6
+    """Maximum number of sub-queries."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)

@@ -1,4 +1,4 @@
-"""RankRAG: one model ranks the passages by how sure it is of each, and reads the best."""
+"""RankRAG: the same model ranks the passages by relevance and reads the best."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _FIRST = Sampling(max_tokens=1, logprobs=20)
 
 @dataclass(frozen=True)
 class RankRAG(Strategy):
-    """Retrieve many, score each by the probability of "True", read the best."""
+    """Retrieve many passages, score each by the probability of "True", and read the best."""
 
     paper: ClassVar = "Yu et al. 2024 (RankRAG), section 4.3; baseline of LevelRAG"
     needs: ClassVar = ("log-probabilities",)
 
     candidates: int = 20
-    """Passages to rank (the paper: 100)."""
+    """Number of passages to rank (100 in the paper)."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)
@@ -36,7 +36,7 @@ class RankRAG(Strategy):
         return run.done(answer)
 
     async def _relevance(self, run: Run, passage: Passage) -> float:
-        """Probability of "True" against "False" at the first token; a half where neither is among the likely."""
+        """Return the probability of "True" against "False" at the first token; 0.5 if neither is an alternative."""
         body = RANK.body([("Context", [passage]), ("Question", run.question.question)])
         got = await run.complete(RANK.name, run.prompt(RANK.name, body, RANK.lead), _FIRST)
         alternatives = got.logprobs[0] if got.logprobs else ()

@@ -1,4 +1,4 @@
-"""ReAct: thoughts and actions in turns, the only actions being to search and to finish."""
+"""ReAct: alternating thoughts and actions, which are to search or to finish."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ ACTION = re.compile(r"(search|finish)\s*\[(.*)\]?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ReAct(Strategy):
-    """Thought, then Search[...] or Finish[...], then what was observed, and so on."""
+    """Alternate between a thought, an action (Search[...] or Finish[...]) and an observation."""
 
     paper: ClassVar = "Yao et al. 2023; PlanRAG, appendix C; LevelRAG, appendix B"
 
     k: int = 1
-    """Passages a search (one, as more made contexts explode: PlanRAG, appendix C)."""
+    """Number of passages per search; more passages make the context too long (PlanRAG, appendix C)."""
     max_steps: int = 6
+    """Maximum number of actions."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)
@@ -32,7 +33,7 @@ class ReAct(Strategy):
             prompt = run.prompt("react", f"Question: {one_line(question.question)}\n", text + lead)
             sampling = Sampling(max_tokens=128, stop=("\nObservation", "\nQuestion:", f"\nThought {step + 1}"))
             thought, _, tail = (await run.complete("react", prompt, sampling)).text.partition(f"\nAction {step}:")
-            if not (action := ACTION.match(one_line(tail))):  # ask for it by name
+            if not (action := ACTION.match(one_line(tail))):  # no action after the thought: ask for it
                 text += f"{lead} {one_line(thought)}\nAction {step}:"
                 prompt = run.prompt("react", f"Question: {one_line(question.question)}\n", text)
                 line = (await run.complete("react", prompt, Sampling(max_tokens=64, stop=("\n",)))).text
@@ -41,10 +42,10 @@ class ReAct(Strategy):
                 text += f" {one_line(line)}\n"
             else:
                 text += f"{lead} {one_line(thought)}\nAction {step}: {one_line(tail)}\n"
-            what = action[2].removesuffix("]").strip()
+            argument = action[2].removesuffix("]").strip()
             if action[1].lower() == "finish":
-                return run.done(what, text)
-            passages = await run.search(what, self.k)
-            run.retrieved(what, passages)
+                return run.done(argument, text)
+            passages = await run.search(argument, self.k)
+            run.retrieved(argument, passages)
             text += f"Observation {step}: [{' '.join(one_line(p.text) for p in passages)}]\n"
         return run.done((await run.read(question.question, [p for s in run.steps for p in s.passages]))[1], text)

@@ -1,6 +1,6 @@
-"""The baselines that answer in one call: direct, chain of thought, retrieve-then-read, given the right passages.
+"""Baselines that answer in one call: direct, chain of thought, retrieve-then-read, and reading the gold passages.
 
-Sources: the baselines of all five papers; chain of thought after Wei et al. (2022).
+They are baselines in all five papers; chain of thought follows Wei et al. (2022).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rag_train.strategies.base import Run, Strategy
 
 @dataclass(frozen=True)
 class Direct(Strategy):
-    """Answer at once, from memory."""
+    """Answer from memory, without reasoning."""
 
     paper: ClassVar = "all five papers (Vanilla-LLM, No retrieval)"
 
@@ -25,7 +25,7 @@ class Direct(Strategy):
 
 @dataclass(frozen=True)
 class ChainOfThought(Strategy):
-    """Think step by step, from memory."""
+    """Answer from memory with a chain of thought."""
 
     paper: ClassVar = "Wei et al. 2022; DeepRAG, section 4.2"
 
@@ -37,14 +37,14 @@ class ChainOfThought(Strategy):
 
 @dataclass(frozen=True)
 class VanillaRAG(Strategy):
-    """Retrieve for the question, then read."""
+    """Retrieve passages for the question and answer from them."""
 
     paper: ClassVar = "Lewis et al. 2020; all five papers (k = 5, 10, 200)"
 
     k: int | None = None
-    """Passages; the run's if not given."""
+    """Number of passages; null: the same number as for other strategies."""
     reason: bool = False
-    """Think before answering (CoT-RAG: PlanRAG, appendix B; CoT-Retrieve: DeepRAG, section 4.2)."""
+    """Reason before answering (CoT-RAG: PlanRAG, appendix B; CoT-Retrieve: DeepRAG, section 4.2)."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)
@@ -57,9 +57,9 @@ class VanillaRAG(Strategy):
 
 @dataclass(frozen=True)
 class Oracle(Strategy):
-    """Read the question's gold passages (or, without any, what its gold subqueries find)."""
+    """Read the question's gold passages or, without them, the passages retrieved for its gold subqueries."""
 
-    paper: ClassVar = "the usual upper bound of reading; LevelRAG, section 4 (retrieval success)"
+    paper: ClassVar = "the usual upper bound for reading; LevelRAG, section 4 (retrieval success)"
     needs: ClassVar = ("gold annotations",)
 
     async def answer(self, question: Question) -> Trajectory:

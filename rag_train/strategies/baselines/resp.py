@@ -1,4 +1,4 @@
-"""ReSP: every retrieval is summarised twice, for the whole question and for the sub-question at hand."""
+"""ReSP: each retrieval is summarized twice, for the whole question and for the current sub-question."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ ANSWER = Task("resp_answer", "Answer:")
 
 @dataclass(frozen=True)
 class ReSP(Strategy):
-    """Retrieve, summarise into global evidence and local pathway, judge, and plan the next sub-question."""
+    """Retrieve, summarize for the question and the sub-question, judge, and plan the next sub-question."""
 
     paper: ClassVar = "Jiang et al. 2024 (ReSP); baseline of LevelRAG"
 
     iterations: int = 3
+    """Maximum number of retrievals."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)

@@ -1,4 +1,4 @@
-"""RQ-RAG: a tree of rewritten, decomposed and disambiguated queries, and three ways to choose among its answers."""
+"""RQ-RAG: a tree of rewritten, decomposed and disambiguated queries, with three ways to select an answer."""
 
 from __future__ import annotations
 
@@ -23,24 +23,27 @@ _ANSWER = Sampling(max_tokens=64, stop=(END, "\n", "["), logprobs=1)
 
 @dataclass(frozen=True)
 class Leaf:
-    """An answer with the log-probabilities of its path's queries and of itself."""
+    """An answer in the tree, with log-probabilities of tokens."""
 
     answer: str
     path: tuple[float, ...]
+    """Log-probabilities of the queries on the path to the answer."""
     own: tuple[float, ...]
+    """Log-probabilities of the answer."""
 
 
 @dataclass(frozen=True)
 class RQRAG(Strategy):
-    """From every node of the tree, refine the query in three ways and answer; select an answer at the end."""
+    """At each node of the tree, refine the query in three ways and answer; select an answer at the end."""
 
     paper: ClassVar = "Chan et al. 2024; baseline of PlanRAG and LevelRAG"
-    needs: ClassVar = ("RQ-RAG checkpoint", "log-probabilities")
+    needs: ClassVar = ("an RQ-RAG checkpoint", "log-probabilities")
 
     select: Literal["ppl", "confidence", "ensemble"] = "ensemble"
-    """ppl: least perplexity of the whole path; confidence: most probable answer; ensemble: most in sum."""
+    """ppl: the answer with the lowest perplexity of path and answer; confidence: the most probable answer;
+    ensemble: the answer with the highest sum of probabilities over equal answers."""
     depth: int = 2
-    """Queries on a path (PlanRAG, appendix C)."""
+    """Maximum number of queries on a path (PlanRAG, appendix C)."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)
@@ -49,7 +52,7 @@ class RQRAG(Strategy):
         return run.done(choose(leaves, self.select))
 
     async def _grow(self, run: Run, text: str, path: tuple[float, ...], depth: int) -> list[Leaf]:
-        """The answers of this node and of all below it."""
+        """Return the answers of this node and of all its descendants."""
         prompt = run.prompt("rq_rag", f"Question: {one_line(run.question.question)}\n", text)
         branches = ACTIONS if depth < self.depth else ()
         leaf, *below = await together(
@@ -58,7 +61,7 @@ class RQRAG(Strategy):
                 *(self._refine(run, prompt, text, path, depth, action) for action in branches),
             ]
         )
-        return [*leaf, *(one for some in below for one in some)]
+        return [*leaf, *(descendant for leaves in below for descendant in leaves)]
 
     async def _respond(self, run: Run, prompt: str, path: tuple[float, ...]) -> list[Leaf]:
         got = await run.complete("rq_rag", prompt + RESPONSE, _ANSWER)
@@ -79,7 +82,7 @@ class RQRAG(Strategy):
 
 
 def choose(leaves: list[Leaf], select: str) -> str | None:
-    """The selected answer (RQ-RAG, section 3.3); None if there is none."""
+    """Select an answer (RQ-RAG, section 3.3); return None if there are no answers."""
     if not leaves:
         return None
     if select == "ppl":

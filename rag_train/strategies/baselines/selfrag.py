@@ -1,4 +1,4 @@
-"""Self-RAG: reflection tokens, scored from their log-probabilities, choose whether to retrieve and what to keep."""
+"""Self-RAG: log-probabilities of reflection tokens decide whether to retrieve and which answer to select."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ RELEVANT = {"[Relevant]": 1.0, "[Irrelevant]": 0.0}
 SUPPORTED = {"[Fully supported]": 1.0, "[Partially supported]": 0.5, "[No support / Contradictory]": 0.0}
 USEFUL = {f"[Utility:{i}]": (i - 3) / 2 for i in range(1, 6)}
 TOKENS = (*RETRIEVE, *RELEVANT, *SUPPORTED, *USEFUL)
-"""Each is one token of a Self-RAG model's vocabulary."""
+"""The reflection tokens, each of which is a single token of a Self-RAG model's vocabulary."""
 WEIGHTS = (1.0, 1.0, 0.5)
-"""Of relevance, support and utility in a candidate's score (section 3.3 and appendix B of Self-RAG)."""
+"""Weights of relevance, support and utility in a candidate's score (Self-RAG, section 3.3 and appendix B)."""
 
 _WRITE = Sampling(max_tokens=100, logprobs=20)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A continuation for one passage (or none), with its score; the higher the better."""
+    """An answer from a passage, or from memory without a passage, and its score. A higher score is better."""
 
     answer: str
     score: float
@@ -35,17 +35,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class SelfRAG(Strategy):
-    """Retrieve where [Retrieval] is likely enough; answer from each passage at once; keep the best by its tokens.
+    """Retrieve if [Retrieval] is probable enough, answer from each passage, and select by the reflection tokens.
 
-    Simplified: short-form answers, one segment. A model without the reflection tokens has no scores: all
-    candidates are equal but for their probability.
+    Simplification: answers are short and have one segment. If the model has no reflection tokens, candidates differ
+    only in their probability.
     """
 
     paper: ClassVar = "Asai et al. 2024, section 3.3; baseline of HANRAG, PlanRAG and LevelRAG"
-    needs: ClassVar = ("Self-RAG checkpoint", "log-probabilities")
+    needs: ClassVar = ("a Self-RAG checkpoint", "log-probabilities")
 
     threshold: float | None = 0.2
-    """Least probability of [Retrieval] at which to retrieve; null: always."""
+    """Retrieve if the probability of [Retrieval] is at least this value; null: always retrieve."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)
@@ -60,13 +60,16 @@ class SelfRAG(Strategy):
 
 
 async def reflect(run: Run, question: str, passages: Sequence[Passage]) -> Candidate:
-    """The best of the answers from each passage, all written at once; from memory if there is no passage."""
+    """Answer from each passage, or from memory if there are no passages, and return the best answer."""
     candidates = await together(_continue(run, question, passage) for passage in passages or [None])
     return max(candidates, key=lambda candidate: candidate.score)
 
 
 async def wants_retrieval(run: Run, question: str) -> float:
-    """Share of [Retrieval] in the probability of the two tokens that decide it, at the first one written."""
+    """Return the probability of [Retrieval] against [No Retrieval] at the first generated token.
+
+    If neither is among the alternatives, return 1.
+    """
     completion = await run.complete("selfrag", prompt(question), Sampling(max_tokens=1, logprobs=20))
     share = expected(completion.logprobs[0], RETRIEVE) if completion.logprobs else None
     return 1.0 if share is None else share
@@ -79,17 +82,17 @@ async def _continue(run: Run, question: str, passage: Passage | None) -> Candida
 
 
 def prompt(question: str) -> str:
-    """As the released checkpoint is prompted."""
+    """Return the prompt of the released checkpoint."""
     return f"### Instruction:\n{one_line(question)}\n\n### Response:\n"
 
 
 def paragraph(passage: Passage) -> str:
-    """A passage as it stands in the response."""
+    """Return a passage in the format of the response."""
     return f"<paragraph>{one_line(f'{passage.title} {passage.text}')}</paragraph>"
 
 
 def score(completion: Completion) -> float:
-    """Mean probability of the text, plus the weighted scores of its reflection tokens."""
+    """Return the mean token probability of the text plus the weighted scores of its reflection tokens."""
     if not completion.logprobs:
         return 0.0
     chosen = completion.chosen
@@ -103,9 +106,10 @@ def score(completion: Completion) -> float:
 def expected(
     alternatives: Sequence[TokenLogprob], values: Mapping[str, float], *, written: bool = False
 ) -> float | None:
-    """Expected value under the tokens of ``values``, renormalised; None where none is among the alternatives.
+    """Return the expected value over the tokens of ``values``, with their probabilities renormalized.
 
-    With ``written``, only where the most probable token is one of them: there the model stood at that decision.
+    Returns None if none of these tokens is among the alternatives or, with ``written``, if the most probable token
+    is not one of them, because the model did not make this decision there.
     """
     if written and (not alternatives or alternatives[0].text.strip() not in values):
         return None
@@ -115,7 +119,7 @@ def expected(
 
 
 def plain(text: str) -> str:
-    """The text without reflection tokens."""
+    """Return the text without reflection tokens."""
     for token in (*TOKENS, "<paragraph>", "</paragraph>", "</s>"):
         text = text.replace(token, " ")
     return one_line(text)

@@ -1,4 +1,4 @@
-"""TAARE: the model is asked, with today's date, whether it needs to retrieve."""
+"""TAARE: the model is asked, with today's date, whether retrieval is needed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ DECIDE = Task("taare", "Answer:", Literal["[Yes]", "[No]"], max_tokens=8)
 
 @dataclass(frozen=True)
 class TAARE(Strategy):
-    """Ask whether the question needs outside knowledge; if so retrieve and read, if not answer at once."""
+    """Ask the model whether the question needs external knowledge; if so, retrieve before answering."""
 
     paper: ClassVar = "Zhang et al. 2024 (RetrievalQA); baseline of DeepRAG"
 
     today: str = str(date.today())
-    """The date the model is told."""
+    """Date that is given to the model."""
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)
@@ -29,7 +29,7 @@ class TAARE(Strategy):
 
 
 async def single_step(run: Run, *, retrieve: bool) -> str | None:
-    """The one step of the methods that decide once: read what is retrieved, or answer from memory."""
+    """Answer from retrieved passages or from memory: the single step of methods that decide only once."""
     question = run.question.question
     passages = await run.search(question) if retrieve else []
     _, answer = await run.read(question, passages)

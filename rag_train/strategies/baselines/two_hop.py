@@ -1,4 +1,4 @@
-"""Two-hop RAG: retrieve, ask once more from what was found, read both."""
+"""Two-hop RAG: a second query is written from the passages of the first, and the passages of both are read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ FOLLOW = Task("two_hop_follow", "Query:")
 
 @dataclass(frozen=True)
 class TwoHopRAG(Strategy):
-    """Retrieve for the question, then for one query written from what was found; read all of it."""
+    """Retrieve for the question and for a second query written from the found passages; read all passages."""
 
-    paper: ClassVar = "after Xiong et al. 2021 (MDR), with a written second query in place of a dense one"
+    paper: ClassVar = "after Xiong et al. 2021 (MDR), with a written second query in place of a dense vector"
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)

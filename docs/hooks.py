@@ -1,0 +1,56 @@
+"""MkDocs hooks: add the generated pages, figures and results files, and fill in expressions on pages.
+
+``[[= expression =]]`` on a page is replaced by its value: a figure, or a table or number from ``docs/results``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from figures import FIGURES
+from figures.svg import style_sheet
+from generator import reference, results
+from mkdocs.structure.files import File, Files
+
+HERE = Path(__file__).parent
+
+ENVIRONMENT = jinja2.Environment(
+    variable_start_string="[[=",
+    variable_end_string="=]]",
+    block_start_string="[[%",
+    block_end_string="%]]",
+    comment_start_string="[[#",
+    comment_end_string="#]]",
+    undefined=jinja2.StrictUndefined,
+    autoescape=False,
+)
+
+
+def figure(name: str) -> str:
+    """Return a figure as inline SVG, so that it follows the page's colour scheme."""
+    drawing = FIGURES[name]()
+    narrow = " narrow" if drawing.width < 800 else ""
+    return f'<div class="figure-frame{narrow}" markdown="0">{drawing.inline()}</div>'
+
+
+def source(path: str) -> str:
+    """Return the text of a file of the repository."""
+    return (HERE.parent / path).read_text(encoding="utf-8").rstrip()
+
+
+def on_files(files: Files, config: Any) -> Files:
+    for path, text in reference.pages().items():
+        files.append(File.generated(config, path, content=text))
+    files.append(File.generated(config, "assets/figures.css", content=style_sheet()))
+    for path in sorted((HERE / "results").iterdir()):
+        if path.suffix in (".json", ".html"):
+            files.append(File.generated(config, f"results/files/{path.name}", abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    if page.file.src_uri.startswith("reference/"):
+        return markdown
+    return ENVIRONMENT.from_string(markdown).render(results.FUNCTIONS, figure=figure, source=source)

@@ -1,0 +1,99 @@
+"""Tools that the benchmarks share. Heavy imports wait, because vLLM's worker processes import a benchmark again."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import socket
+import sys
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rag_train.errors import UserError
+
+if TYPE_CHECKING:
+    from rag_train.llm.base import Completion, Sampling
+    from rag_train.llm.vllm import VLLMEngine
+    from rag_train.miniworld.world import World
+    from rag_train.schema import Question
+
+
+def benchmark_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help shows ``description`` as written, with the option ``--output``."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("docs/results"), help="directory of the results")
+    return parser
+
+
+@contextmanager
+def exit_on_user_error() -> Iterator[None]:
+    """Print a `UserError` of the block in one line and exit with code 2."""
+    try:
+        yield
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+class MiniWorld(NamedTuple):
+    """The mini world of seed 0, the shipped mini model, and the multi-hop training questions."""
+
+    world: World
+    model: Path
+    questions: list[Question]
+
+
+def mini_world() -> MiniWorld:
+    """Return the mini world with its model, pretraining the model if no checkpoint is shipped."""
+    from rag_train.eval.miniworld.lab import multi_hop
+    from rag_train.miniworld.pretrain import PretrainConfig, pretrained
+    from rag_train.miniworld.world import World, WorldConfig
+
+    world = World(WorldConfig())
+    model, _ = pretrained(world, PretrainConfig(), Path("runs/demo/base"))
+    return MiniWorld(world, model, multi_hop(world.questions("train")))
+
+
+class Recorder:
+    """An engine that records the prompt and sampling of every call and counts the tokens read and written."""
+
+    def __init__(self, llm: Any):
+        self._llm = llm
+        self.calls: list[tuple[str, Sampling]] = []
+        self.tokens = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llm, name)
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        self.calls.append((prompt, sampling))
+        completion = await self._llm.complete(prompt, sampling)
+        self.tokens += completion.usage.prompt_tokens + completion.usage.completion_tokens
+        return completion
+
+
+async def timed(work: Sequence[Coroutine[Any, Any, Any]], *, at_once: bool) -> float:
+    """Run the coroutines, all at once or one after the other, and return the seconds that they take."""
+    start = time.perf_counter()
+    if at_once:
+        await asyncio.gather(*work, return_exceptions=True)
+    else:
+        for coroutine in work:
+            await asyncio.gather(coroutine, return_exceptions=True)
+    return time.perf_counter() - start
+
+
+async def batch_seconds(engine: VLLMEngine, calls: Sequence[tuple[str, Sampling]]) -> float:
+    """Empty the prefix cache, make all calls at once, and return the seconds that they take."""
+    await engine.reset()
+    return await timed([engine.complete(prompt, sampling) for prompt, sampling in calls], at_once=True)
+
+
+def free_port() -> int:
+    """Return a TCP port that is free on the loopback interface."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

@@ -1,0 +1,87 @@
+"""Answers questions with a strategy and stores the trajectories, so that no question is answered twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rag_train.files import read_records, write_records
+from rag_train.llm.base import EngineError
+from rag_train.resumable import Outcome, cost, run
+from rag_train.schema import Question, Trajectory
+from rag_train.strategies.base import Kit
+from rag_train.strategies.registry import build
+
+
+class Answers:
+    """The trajectories of one strategy under fixed settings, stored in batches in a folder.
+
+    ``folder/<key>/`` contains each batch of trajectories and its questions; the key is a hash of strategy and
+    settings. A batch that was interrupted continues when the same questions are asked again.
+    """
+
+    def __init__(self, folder: Path, strategy: str, settings: Mapping[str, Any]):
+        """Open the stored answers.
+
+        Args:
+            folder: parent folder of the answers of all strategies and settings.
+            strategy: name with settings, as `rag_train.strategies.registry.parse_strategy` reads it.
+            settings: everything else that the answers depend on, such as model and index; JSON values.
+        """
+        self.strategy = strategy
+        self.settings = {**settings, "strategy": strategy}
+        key = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:16]
+        self.folder = folder / key
+        self._stored: dict[str, Trajectory] = {}
+        for question_file in sorted(self.folder.glob("*.questions.jsonl")):
+            batch = question_file.with_name(question_file.name.replace(".questions", ""))
+            if batch.exists():
+                self._add(read_records(question_file, Question), read_records(batch, Trajectory))
+
+    def missing(self, questions: Sequence[Question]) -> list[Question]:
+        """Return the questions without a stored answer."""
+        return [question for question in questions if digest([question]) not in self._stored]
+
+    async def ask(self, kit: Kit, questions: Sequence[Question]) -> list[Trajectory]:
+        """Answer the missing questions concurrently and return the trajectories of all ``questions``.
+
+        If a prompt exceeds the model's context or an engine call fails, the question's trajectory records the
+        error, and the other questions continue. Raises UserError if the kit lacks what the strategy needs.
+        """
+        if missing := self.missing(questions):
+            batch = self.folder / f"{digest(missing)[:12]}.jsonl"
+            write_records(batch.with_suffix(".questions.jsonl"), missing)
+            self._add(missing, await self._answer(kit, missing, batch))
+        return self.of(questions)
+
+    def of(self, questions: Sequence[Question]) -> list[Trajectory]:
+        """Return the stored trajectories of ``questions``, in their order."""
+        return [self._stored[digest([question])] for question in questions]
+
+    async def _answer(self, kit: Kit, questions: Sequence[Question], output: Path) -> list[Trajectory]:
+        strategy = build(self.strategy, kit)
+
+        async def work(question: Question) -> Outcome:
+            try:
+                trajectory = await strategy.answer(question)
+            except (ValueError, EngineError) as error:
+                trajectory = Trajectory(
+                    question_id=question.id, question=question.question, strategy=strategy.name, error=str(error)
+                )
+            return Outcome([trajectory], cost(trajectory.calls) | {"failed": int(trajectory.error is not None)})
+
+        settings = self.settings | {"passages": kit.passages, "instructions": kit.instructions}
+        await run(questions, work, output, settings, label=self.strategy)
+        return read_records(output, Trajectory)
+
+    def _add(self, questions: Sequence[Question], trajectories: Sequence[Trajectory]) -> None:
+        for question, trajectory in zip(questions, trajectories, strict=True):
+            self._stored[digest([question])] = trajectory
+
+
+def digest(questions: Sequence[Question]) -> str:
+    """Return the SHA-256 of the questions' contents."""
+    return hashlib.sha256("\n".join(q.model_dump_json() for q in questions).encode()).hexdigest()

@@ -1,0 +1,134 @@
+"""Runs an evaluation matrix: models by strategies by datasets by retrievers.
+
+    DIR/matrix.json              the cells: coordinates, files and summaries
+    DIR/tables.md, .tex, .csv    the summaries as tables
+    DIR/cells/<id>.jsonl         the trajectories of a cell; also <id>.scores.jsonl and <id>.settings.json
+    DIR/questions/               the question sets
+    DIR/answers/<key>/           all answers under the same settings, from any question set
+
+A model is started once, and only if a cell lacks answers: a cell with additional questions answers only these, and
+an interrupted run continues when the same command is given again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rag_train.errors import UserError
+from rag_train.eval.matrix.answers import Answers
+from rag_train.eval.matrix.cell import Cell, CellName
+from rag_train.eval.matrix.store import require_same_settings, write_cell, write_matrix
+from rag_train.llm.checkpoint import check_adapter, check_vocabulary
+from rag_train.provenance import weights_sha256
+from rag_train.retrieval.base import Retriever
+from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.schema import Question
+from rag_train.strategies.base import Kit
+from rag_train.strategies.kit import KitConfig, open_kit
+from rag_train.strategies.registry import build
+
+
+async def run_matrix(
+    config: KitConfig,
+    models: Mapping[str, str],
+    strategies: Sequence[str],
+    datasets: Mapping[str, Sequence[Question]],
+    retrievers: Mapping[str, Mapping[str, Retriever]],
+    output: Path,
+    seed: int = 0,
+) -> list[Cell]:
+    """Answer the missing questions, score all cells and write them to ``output``, which keeps its other cells.
+
+    Args:
+        config: settings for all cells; its model and indexes are replaced by ``models`` and ``retrievers``.
+        models: model directory, adapter directory or hub name, by name.
+        strategies: each as `rag_train.strategies.registry.parse_strategy` reads it.
+        datasets: questions by name.
+        retrievers: results of `rag_train.strategies.kit.open_retrievers`, by name.
+        output: directory of the matrix.
+        seed: seed of the question sample, recorded in the cells.
+
+    Raises:
+        UserError: before any question is asked, if a strategy's requirements are not met or a cell exists with
+            another model, index or setting.
+    """
+    done: list[Cell] = []
+    for model, place in models.items():
+        model_config = _for_model(config, place)
+        common = _settings(model_config)
+        stores: dict[tuple[str, str], Answers] = {}
+        for s in strategies:
+            for r, by_kind in retrievers.items():
+                settings = common | {"retrievers": _corpora(by_kind)}
+                stores[s, r] = Answers(output / "answers", s, settings)
+        names = [CellName(model, s, d, r, seed) for d in datasets for r in retrievers for s in strategies]
+        answers = {name: stores[name.strategy, name.retriever] for name in names}
+        for name in names:
+            require_same_settings(output, name, answers[name].settings)
+        lacking = [name for name in names if answers[name].missing(datasets[name.dataset])]
+        if lacking:
+            first = next(iter(retrievers.values()))
+            async with open_kit(model_config, dict(first)) as opened:
+                kits = {name: _with_retrievers(opened, by_kind) for name, by_kind in retrievers.items()}
+                for name in lacking:  # raises UserError before the first question is asked
+                    build(name.strategy, kits[name.retriever])
+                for name in lacking:
+                    await answers[name].ask(kits[name.retriever], datasets[name.dataset])
+        trajectories = {name: answers[name].of(datasets[name.dataset]) for name in names}
+        cells: list[Cell] = []
+        for name in names:
+            questions, cot = datasets[name.dataset], trajectories.get(name._replace(strategy="cot"))
+            cells.append(write_cell(output, name, questions, trajectories[name], answers[name].settings, cot=cot))
+        write_matrix(output, cells)
+        done += cells
+    return done
+
+
+def _for_model(config: KitConfig, place: str) -> KitConfig:
+    """Return ``config`` with the model at ``place``, or with the adapter at ``place`` and the adapter's base model.
+
+    Raises UserError if an adapter is damaged, names no base model, or was made for another vocabulary.
+    """
+    if (Path(place) / "adapter_config.json").is_file():
+        check_adapter(place)
+        base = json.loads((Path(place) / "adapter_config.json").read_text()).get("base_model_name_or_path")
+        if not base:
+            raise UserError(f"adapter {place}: names no base model; give --model MODEL --adapter {place}")
+        config = replace(config, model=base, adapters=[*config.adapters, place])
+    else:
+        config = replace(config, model=place)
+    for adapter in config.adapters:
+        check_vocabulary(adapter.rpartition("=")[2], config.model)
+    return config
+
+
+def _settings(config: KitConfig) -> dict[str, Any]:
+    """Return the settings that the answers depend on; models by a hash of their weights, not by their paths."""
+    adapters = [adapter.rpartition("=") for adapter in config.adapters]
+    return {
+        "model": _weights(config.model),
+        "adapters": [f"{role}={_weights(place)}" for role, _, place in adapters],
+        "reranker": config.reranker and _weights(config.reranker),
+        "engine": [config.engine.kind, config.engine.dtype, config.engine.max_context],
+        "passages": config.passages,
+        "instructions": config.instructions,
+    }
+
+
+def _corpora(retrievers: Mapping[str, Retriever]) -> dict[str, list[str]]:
+    return {kind: [index.name, getattr(index, "corpus_sha256", "")] for kind, index in retrievers.items()}
+
+
+def _weights(place: str) -> str:
+    """Return the hash of the weights at ``place``, or ``place`` if it is not a local model."""
+    return weights_sha256(place) or place
+
+
+def _with_retrievers(kit: Kit, retrievers: Mapping[str, Retriever]) -> Kit:
+    fronts = {kind: AsyncRetriever(retriever) for kind, retriever in retrievers.items()}
+    others = {kind: front for kind, front in fronts.items() if kind}
+    return replace(kit, retriever=next(iter(fronts.values())), retrievers=others)

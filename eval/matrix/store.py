@@ -1,0 +1,185 @@
+"""Reads and writes the files of an evaluation matrix.
+
+Questions, trajectories and scores belong together by question id: each file of a cell has every question once, in
+any order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from rag_train.errors import UserError
+from rag_train.eval.matrix.answers import digest
+from rag_train.eval.matrix.cell import MATRIX, Cell, CellName, Matrix, file_name, load_matrix
+from rag_train.eval.matrix.tables import matrix_csv, matrix_tables
+from rag_train.eval.metrics.boundary import known_facts
+from rag_train.eval.metrics.scores import Score, score
+from rag_train.eval.metrics.summary import measure_intervals, summarize
+from rag_train.files import write_records, write_text
+from rag_train.progress import console
+from rag_train.schema import Question, Record, Trajectory
+
+Row = TypeVar("Row", bound=Record)
+Answer = TypeVar("Answer", Score, Trajectory)
+Packed = TypeVar("Packed")
+
+
+def write_cell(
+    output: Path,
+    name: CellName,
+    questions: Sequence[Question],
+    trajectories: Sequence[Trajectory],
+    settings: dict[str, Any],
+    *,
+    cot: Sequence[Trajectory] | None = None,
+    scores: Sequence[Score] | None = None,
+) -> Cell:
+    """Write the files of a cell; `write_matrix` adds the cell to the matrix.
+
+    Args:
+        output: the matrix's directory.
+        name: coordinates of the cell.
+        questions: questions of the cell.
+        trajectories: their trajectories, in any order.
+        settings: everything that the answers depend on.
+        cot: the same model's trajectories without retrieval, for the CoT boundary.
+        scores: scores of the trajectories; computed if not given.
+
+    Raises:
+        UserError: if questions and trajectories do not match, or the cell exists with other settings.
+    """
+    scores = score(questions, trajectories) if scores is None else scores
+    require_same_settings(output, name, settings)
+    known = known_facts(questions) or None
+    summary = summarize(
+        questions, trajectories, strategy=name.strategy, seed=name.seed, cot=cot, known=known, scores=scores
+    )
+    file = f"cells/{name.id}"
+    cell = Cell(
+        id=name.id,
+        **name._asdict(),
+        trajectories=f"{file}.jsonl",
+        questions=f"questions/{file_name(name.dataset)}-{digest(questions)[:8]}.jsonl",
+        summary=summary,
+        scores=f"{file}.scores.jsonl",
+    )
+    write_records(output / cell.questions, questions)
+    write_records(output / cell.trajectories, trajectories)
+    write_records(output / cell.scores, scores)
+    write_text(output / f"{file}.settings.json", json.dumps(settings, indent=1) + "\n")
+    if summary.errors:
+        failed = f"{summary.errors:.0f} of {len(questions)} questions failed"
+        console.print(f"{name.id}: {failed}; see the errors in {output / cell.trajectories}")
+    return cell
+
+
+def read_cell(directory: Path, cell: Cell) -> tuple[list[Question], list[Trajectory], list[Score]]:
+    """Return the questions of a cell, and its trajectories and scores in the same order.
+
+    Raises UserError as `read_questions` and `read_answers` do.
+    """
+    questions = read_questions(directory / cell.questions)
+    trajectories = read_answers(directory / cell.trajectories, Trajectory, questions, lambda answer: answer)
+    scores = read_answers(directory / cell.scores, Score, questions, lambda score: score)
+    return questions, trajectories, scores
+
+
+def read_questions(path: Path) -> list[Question]:
+    """Read the questions of a cell.
+
+    Raises UserError if the file cannot be read, contains no questions or repeats an id.
+    """
+    questions: dict[str, Question] = {}
+    for place, question in _rows(path, Question):
+        if question.id in questions:
+            raise UserError(f"{place}: duplicate question {question.id[:80]!r}; remove one of the two lines")
+        questions[question.id] = question
+    if not questions:
+        raise UserError(f"{path}: no questions; evaluate the cell again")
+    return list(questions.values())
+
+
+def read_answers(
+    path: Path, kind: type[Answer], questions: Sequence[Question], pack: Callable[[Answer], Packed]
+) -> list[Packed]:
+    """Apply ``pack`` to each record of ``path`` and return the results in the order of ``questions``.
+
+    Only the results are kept in memory: the trajectories of ten thousand questions would not fit.
+
+    Raises UserError if the file cannot be read, or an id is missing, duplicated or not among ``questions``.
+    """
+    packed: dict[str, Packed] = {}
+    asked = dict.fromkeys(question.id for question in questions)
+    for place, answer in _rows(path, kind):
+        id = answer.question_id
+        if id not in asked:
+            raise UserError(f"{place}: {id[:80]!r} is not among the cell's questions; evaluate the cell again")
+        if id in packed:
+            raise UserError(f"{place}: duplicate question {id[:80]!r}; remove one of the two lines")
+        packed[id] = pack(answer)
+    missing = [id for id in asked if id not in packed]
+    if missing:
+        raise UserError(
+            f"{path}: {len(missing)} of {len(asked)} questions are missing, {missing[0][:80]!r} first; "
+            "evaluate the cell again"
+        )
+    return [packed[id] for id in asked]
+
+
+def _rows(path: Path, kind: type[Row]) -> Iterator[tuple[str, Row]]:
+    """Yield each line's place, for error messages, and record."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                place = f"{path}, line {number}"
+                yield place, _parse(kind, line, place)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}, but {MATRIX} lists it; evaluate the cell again") from error
+
+
+def _parse(kind: type[Row], line: bytes, place: str) -> Row:
+    try:
+        return kind.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        problem = f"field {field!r}: {first['msg']}" if field else first["msg"]
+        raise UserError(f"{place}: {problem}; evaluate the cell again") from error
+
+
+def rescore(directory: Path, cell: Cell, scores: Sequence[Score]) -> Cell:
+    """Replace the scores of a cell; `write_matrix` adds the cell to the matrix."""
+    write_records(directory / cell.scores, scores)
+    summary = cell.summary.model_copy(update={"measures": measure_intervals(scores)})
+    return cell.model_copy(update={"summary": summary})
+
+
+def write_matrix(output: Path, cells: Sequence[Cell]) -> None:
+    """Add ``cells`` to the matrix, replacing cells with the same ids, and write the tables of all cells."""
+    before = load_matrix(output).cells if (output / MATRIX).exists() else []
+    matrix = Matrix(cells=list({cell.id: cell for cell in [*before, *cells]}.values()))
+    write_text(output / MATRIX, matrix.model_dump_json(indent=1) + "\n")
+    tables = matrix_tables(matrix.cells)
+    write_text(output / "tables.md", "\n".join(table.markdown() for table in tables))
+    write_text(output / "tables.tex", "\n".join(table.latex() for table in tables))
+    write_text(output / "tables.csv", matrix_csv(matrix.cells))
+
+
+def require_same_settings(output: Path, name: CellName, settings: dict[str, Any]) -> None:
+    """Raise UserError if the cell exists and was answered with other settings."""
+    file = output / f"cells/{name.id}.settings.json"
+    try:
+        before = json.loads(file.read_text())
+    except OSError:
+        return
+    differing = [key for key in settings if settings[key] != before.get(key)]
+    if differing:
+        raise UserError(
+            f"{file}: the cell was answered with a different setting {differing[0]!r}; give the model or the "
+            "retriever another name (NAME=PLACE), or choose another --output"
+        )

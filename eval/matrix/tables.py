@@ -1,0 +1,207 @@
+"""Tables of runs, in the form of the papers' tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rag_train.eval.matrix.cell import Cell
+from rag_train.eval.metrics.boundary import DecisionCounts
+from rag_train.eval.metrics.intervals import Interval
+from rag_train.eval.metrics.summary import RunSummary
+from rag_train.table import NOTHING, Table
+
+
+def main_table(runs: Sequence[RunSummary]) -> Table:
+    """Return answer scores and retrievals of each run, with intervals (DeepRAG, Tables 1 and 2)."""
+    return Table(
+        title="Answers and retrievals",
+        caption="Scores in percent; mean retrievals per question, over all questions and over the questions "
+        "answered correctly or incorrectly (exact match).",
+        columns=["Strategy", "EM", "F1", "Accuracy", "Retrievals", "when correct", "when incorrect"],
+        rows=[
+            [
+                run.name,
+                *(_percent(interval) for interval in (run.em, run.f1, run.accuracy)),
+                *(_number(i) for i in (run.retrievals, run.retrievals_correct, run.retrievals_incorrect)),
+            ]
+            for run in runs
+        ],
+        notes=[_interval_note(runs)],
+    )
+
+
+def decision_table(runs: Sequence[RunSummary]) -> Table:
+    """Return the agreement of decisions with each knowledge boundary of the runs (DeepRAG, Table 3)."""
+    rows = []
+    for run in runs:
+        for boundary, counts in (("CoT", run.cot_boundary), ("facts", run.fact_boundary)):
+            if counts:
+                rows.append([run.name, boundary, *_decision_cells(counts)])
+    return Table(
+        title="Decisions and the knowledge boundary",
+        caption="The positive class is not retrieving. CoT: one decision per question; a question is known if "
+        "the chain of thought without retrieval answers it exactly (DeepRAG, appendix B.2). Facts: one decision "
+        "per step; a fact is known if the model's training text contains it. Unmatched steps ask for no fact of "
+        "the boundary.",
+        columns=["Strategy", "Boundary", "F1", "Accuracy", "Balanced acc.", "MCC", "Decisions", "Unmatched steps"],
+        rows=rows,
+    )
+
+
+def hops_table(runs: Sequence[RunSummary]) -> Table:
+    """Return scores and retrievals by the number of hops of the question."""
+    return Table(
+        title="By number of hops",
+        caption="Scores in percent; mean retrievals per question.",
+        columns=["Strategy", "Hops", "Questions", "EM", "F1", "Retrievals"],
+        rows=[
+            [run.name, str(h.hops), str(h.questions), _percent(h.em), _percent(h.f1), _number(h.retrievals)]
+            for run in runs
+            for h in run.by_hops
+        ],
+        notes=[_interval_note(runs)],
+    )
+
+
+def cost_table(runs: Sequence[RunSummary]) -> Table:
+    """Return the model calls and tokens of each module of each strategy."""
+    return Table(
+        title="Cost",
+        caption="Means per question: steps of the trajectory, and model calls and tokens of each module.",
+        columns=["Strategy", "Steps", "Module", "Calls", "Prompt tokens", "Completion tokens"],
+        rows=[
+            [
+                run.name,
+                f"{run.steps:.2f}",
+                module,
+                f"{use.calls:.2f}",
+                f"{use.prompt_tokens:,.0f}",
+                f"{use.completion_tokens:,.1f}",
+            ]
+            for run in runs
+            for module, use in run.tokens.items()
+        ],
+    )
+
+
+def measures_table(runs: Sequence[RunSummary]) -> Table:
+    """Return the measures that only some questions have, such as retrieval, ROUGE and a judge's verdicts."""
+    columns = {
+        "success": "Success",
+        "gold_precision": "Precision",
+        "gold_recall": "Recall",
+        "compound": "Compound",
+        "rouge2": "ROUGE-2",
+        "rouge_l": "ROUGE-L",
+        "judge": "Judge",
+    }
+    shown = [name for name in columns if any(name in run.measures for run in runs)]
+    return Table(
+        title="Other measures",
+        caption="In percent, over the questions that each measure applies to. Success: a retrieved passage "
+        "contains a gold answer; precision and recall: retrieved passages against gold passages; compound: share "
+        "of the requested facts that the answer contains; judge: answers that a language model calls correct.",
+        columns=["Strategy", *(columns[name] for name in shown)],
+        rows=[
+            [run.name, *(_percent(run.measures[name]) if name in run.measures else NOTHING for name in shown)]
+            for run in runs
+            if shown
+        ],
+        notes=[_interval_note(runs)],
+    )
+
+
+def depth_table(runs: Sequence[RunSummary], most: int = 5) -> Table:
+    """Return the distribution of reasoning depths (PlanRAG, Table 1 and Figure 4b)."""
+
+    def share(run: RunSummary, depth: int) -> float:
+        return sum(part for deep, part in run.depths.items() if deep == depth or deep > depth == most)
+
+    return Table(
+        title="Depth of reasoning",
+        caption="Questions in percent by the length of the plan's longest path, or by rounds if the strategy has "
+        "no plan.",
+        columns=["Strategy", *map(str, range(most)), f"{most} or more"],
+        rows=[
+            [run.name, *(f"{100 * share(run, depth):.1f}" for depth in range(most + 1))]
+            for run in runs
+            if run.depths
+        ],
+    )
+
+
+def reliability_table(runs: Sequence[RunSummary]) -> Table:
+    """Return the reliability of the probability of retrieving (`rag_train.eval.metrics.reliability`)."""
+    rows = [
+        [run.name, boundary, f"{reliability.count:,}", f"{reliability.ece:.3f}", f"{reliability.brier:.3f}"]
+        for run in runs
+        for boundary, reliability in (("CoT", run.cot_calibration), ("facts", run.fact_calibration))
+        if reliability
+    ]
+    return Table(
+        title="Reliability of the probability of retrieving",
+        caption="Expected calibration error (ECE) and Brier score of the probability of retrieving as a forecast "
+        "that the model lacks the knowledge.",
+        columns=["Strategy", "Boundary", "Decisions", "ECE", "Brier"],
+        rows=rows,
+    )
+
+
+def matrix_tables(cells: Sequence[Cell]) -> list[Table]:
+    """Return all tables with rows, by dataset. A row is named by what distinguishes it from the other rows."""
+    parts = ("model", "retriever", "seed")
+    varying = [part for part in parts if len({getattr(cell, part) for cell in cells}) > 1]
+    tables: list[Table] = []
+    for dataset in dict.fromkeys(cell.dataset for cell in cells):
+        runs = [
+            cell.summary.model_copy(update={"stage": ", ".join(str(getattr(cell, part)) for part in varying)})
+            for cell in cells
+            if cell.dataset == dataset
+        ]
+        order = (main_table, measures_table, hops_table, decision_table, reliability_table, depth_table, cost_table)
+        made = [make(runs) for make in order]
+        tables += [replace(table, title=f"{dataset}: {table.title}") for table in made if table.rows]
+    return tables
+
+
+def matrix_csv(cells: Sequence[Cell]) -> str:
+    """Return CSV with a row per cell and measure: mean and interval, as fractions or counts."""
+    rows = [
+        [*cell.name, cell.summary.questions, name, interval.mean, interval.lo, interval.hi]
+        for cell in cells
+        for name, interval in _intervals(cell.summary).items()
+    ]
+    out = io.StringIO()
+    header = ["model", "strategy", "dataset", "retriever", "seed", "questions", "measure", "mean", "lo", "hi"]
+    csv.writer(out, lineterminator="\n").writerows([header, *rows])
+    return out.getvalue()
+
+
+def _intervals(run: RunSummary) -> dict[str, Interval]:
+    names = ("em", "f1", "accuracy", "retrievals", "retrievals_correct", "retrievals_incorrect")
+    intervals = {name: getattr(run, name) for name in names}
+    return {name: interval for name, interval in intervals.items() if interval is not None} | run.measures
+
+
+def _decision_cells(counts: DecisionCounts) -> list[str]:
+    measures = (counts.f1, counts.accuracy, counts.balanced_accuracy, counts.mcc)
+    cells = [NOTHING if math.isnan(measure) else f"{measure:.3f}" for measure in measures]
+    return [*cells, f"{counts.total:,}", f"{counts.unmatched:,}"]
+
+
+def _percent(interval: Interval) -> str:
+    return f"{100 * interval.mean:.1f} [{100 * interval.lo:.1f}, {100 * interval.hi:.1f}]"
+
+
+def _number(interval: Interval | None) -> str:
+    return f"{interval.mean:.2f} [{interval.lo:.2f}, {interval.hi:.2f}]" if interval else NOTHING
+
+
+def _interval_note(runs: Sequence[RunSummary]) -> str:
+    if any(len(run.seeds) > 1 for run in runs):
+        return "In brackets: 95% t-interval across seeds; for a single seed, bootstrapped over its questions."
+    return "In brackets: 95% interval, bootstrapped over questions."

@@ -1,0 +1,130 @@
+"""Confidence intervals and significance tests, over questions or over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import NormalDist
+
+import numpy as np
+
+from rag_train.eval.metrics.scores import Metric, Score, pair_scores
+from rag_train.schema import Record
+
+Statistic = Callable[[np.ndarray], np.ndarray]
+"""A function of sums over questions: maps an array of shape (..., sums) to one of shape (...)."""
+
+
+class Interval(Record):
+    """A mean and its two-sided 95% confidence interval, in the unit of the values."""
+
+    mean: float
+    lo: float
+    hi: float
+
+
+def bootstrap(values: Sequence[float], *, resamples: int = 2000, seed: int = 0) -> Interval:
+    """Return the percentile bootstrap interval (95%) of the mean over questions.
+
+    Needs 16 bytes of memory per resample and value. Raises ValueError if ``values`` is empty.
+    """
+    if not len(values):
+        raise ValueError("no values to resample")
+    sample = np.asarray(values, dtype=np.float64)
+    drawn = np.random.default_rng(seed).integers(len(sample), size=(resamples, len(sample)))
+    lo, hi = np.percentile(sample[drawn].mean(axis=1), [2.5, 97.5])
+    return Interval(mean=float(sample.mean()), lo=float(lo), hi=float(hi))
+
+
+def paired_bootstrap(
+    first: Sequence[Score], second: Sequence[Score], metric: Metric, clusters: Sequence[str] | None = None
+) -> Interval:
+    """Return the interval of the mean difference ``second - first``; a significant difference excludes 0.
+
+    Questions are resampled in pairs. Questions about the same subject are not independent: if ``clusters`` names
+    the cluster of each question, whole clusters are resampled.
+
+    Raises UserError if the runs do not answer the same questions in the same order.
+    """
+    differences = [getattr(b, metric) - getattr(a, metric) for a, b in pair_scores(first, second)]
+    return cluster_bootstrap(differences, clusters)
+
+
+def cluster_bootstrap(values: Sequence[float], clusters: Sequence[str] | None) -> Interval:
+    """Return the interval of the mean of ``values``; resamples whole clusters, or values without clusters."""
+    rows = np.array(values, dtype=np.float64)
+    return bootstrap_of(np.stack([rows, np.ones_like(rows)], 1), mean_of, clusters)
+
+
+def bootstrap_of(rows: np.ndarray, statistic: Statistic, clusters: Sequence[str] | None) -> Interval:
+    """Return the bootstrap interval of any statistic of sums over questions.
+
+    Args:
+        rows: the addends of each question, of shape (questions, sums).
+        statistic: maps sums of shape (..., sums) to values of shape (...), as `mean_of` does.
+        clusters: the cluster of each question, to resample whole clusters; None to resample questions.
+    """
+    sums = _by_cluster(rows, clusters)
+    return _interval(statistic(_resampled(len(sums)) @ sums))
+
+
+def mean_of(sums: np.ndarray) -> np.ndarray:
+    """Return the mean from the sum of the values and their count; NaN if the count is 0."""
+    total, count = np.moveaxis(sums, -1, 0)
+    return np.divide(total, count, out=np.full(np.shape(total), math.nan), where=count != 0)
+
+
+def _by_cluster(rows: np.ndarray, clusters: Sequence[str] | None) -> np.ndarray:
+    """Add up the rows of each cluster; without clusters, return the rows."""
+    if clusters is None:
+        return rows
+    _, cluster_index = np.unique(list(clusters), return_inverse=True)
+    sums = np.zeros((cluster_index.max() + 1, rows.shape[1]))
+    np.add.at(sums, cluster_index, rows)
+    return sums
+
+
+def _resampled(n: int, resamples: int = 2000, seed: int = 0) -> np.ndarray:
+    """Return how often each resample draws each of ``n`` rows, of shape (1 + resamples, n).
+
+    Row 0 is the sample itself: each row once.
+    """
+    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
+    return np.concatenate([np.ones((1, n)), drawn])
+
+
+def _interval(values: np.ndarray) -> Interval:
+    if np.isnan(values[0]):
+        return Interval(mean=math.nan, lo=math.nan, hi=math.nan)
+    lo, hi = np.nanpercentile(values[1:], [2.5, 97.5])  # a resample may draw no question that counts
+    return Interval(mean=float(values[0]), lo=float(lo), hi=float(hi))
+
+
+def mcnemar(first: Sequence[Score], second: Sequence[Score]) -> float:
+    """Return McNemar's exact two-sided p-value; the null hypothesis is that both runs have the same EM.
+
+    Raises UserError if the runs do not answer the same questions in the same order.
+    """
+    pairs = pair_scores(first, second)
+    only_first = sum(a.em > b.em for a, b in pairs)
+    only_second = sum(a.em < b.em for a, b in pairs)
+    n = only_first + only_second
+    tail = sum(math.comb(n, i) for i in range(min(only_first, only_second) + 1))
+    return min(1.0, 2 * tail / 2**n)
+
+
+# 97.5th percentile of Student's t for 1 to 10 degrees of freedom; beyond, `across_seeds` uses a series.
+_T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
+
+
+def across_seeds(values: Sequence[float]) -> Interval:
+    """Return the mean over seeds with its 95% t-interval. Raises ValueError for fewer than two values."""
+    if len(values) < 2:
+        raise ValueError("an interval across seeds needs at least two seeds")
+    df = len(values) - 1
+    z = NormalDist().inv_cdf(0.975)
+    # Cornish-Fisher expansion (Abramowitz and Stegun 26.7.5): error below 0.1% from 11 degrees of freedom.
+    t = _T[df - 1] if df <= len(_T) else z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
+    mean = float(np.mean(values))
+    half = t * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Interval(mean=mean, lo=mean - half, hi=mean + half)

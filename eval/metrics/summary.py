@@ -1,0 +1,256 @@
+"""Summaries of runs: one `RunSummary` per strategy, training stage and seed, and their pooling across seeds.
+
+All tables and plots are made from summaries; `docs/results/*.json` contains summaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pydantic import Field
+
+from rag_train.eval.metrics.boundary import DecisionCounts, boundary_by_cot, boundary_by_facts
+from rag_train.eval.metrics.intervals import Interval, across_seeds, bootstrap
+from rag_train.eval.metrics.measures import wording
+from rag_train.eval.metrics.reliability import (
+    Reliability,
+    forecasts_by_cot,
+    forecasts_by_facts,
+    reliability,
+)
+from rag_train.eval.metrics.scores import OPTIONAL, Score, TokenUse, distribution, score, token_use
+from rag_train.schema import Question, Record, Trajectory
+
+
+class Hops(Record):
+    """Results on the questions with a given number of hops."""
+
+    hops: int
+    questions: int
+    em: Interval
+    f1: Interval
+    retrievals: Interval
+
+
+class Wording(Record):
+    """Mean number of WH-words and of conjunctions per subquery (DeepRAG, Figure 4)."""
+
+    wh: float
+    conjunctions: float
+
+
+class RunSummary(Record):
+    """Results of one strategy at one stage of training on one question set: a row of every table.
+
+    Intervals of a single seed are bootstrapped over questions; intervals of several seeds (`pool`) are t-intervals
+    across seeds. A field is None if it has no values, such as without correct answers or without a known boundary.
+    """
+
+    strategy: str
+    stage: str = ""
+    seeds: list[int]
+    questions: int
+    em: Interval
+    f1: Interval
+    accuracy: Interval
+    retrievals: Interval
+    retrievals_correct: Interval | None
+    retrievals_incorrect: Interval | None
+    steps: float
+    llm_calls: float
+    errors: float
+    """Number of trajectories that ended in an error; their answers are scored like the others."""
+    tokens: dict[str, TokenUse]
+    by_hops: list[Hops]
+    subqueries: dict[int, float]
+    """Share of questions by number of subqueries (Figure 3a)."""
+    retrieval_counts: dict[int, float]
+    """Share of questions by number of retrievals (Figure 3b)."""
+    cot_boundary: DecisionCounts | None = None
+    fact_boundary: DecisionCounts | None = None
+    measures: dict[str, Interval] = Field(default_factory=dict)
+    """Rounds and tokens per question, and each measure of `OPTIONAL` over the questions it applies to."""
+    depths: dict[int, float] = Field(default_factory=dict)
+    """Share of questions by reasoning depth (PlanRAG, Table 1 and Figure 4b)."""
+    wording: Wording | None = None
+    cot_calibration: Reliability | None = None
+    """Reliability against the CoT boundary. Saved summaries use this field name."""
+    fact_calibration: Reliability | None = None
+    """Reliability against the boundary of facts."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.strategy}, {self.stage}" if self.stage else self.strategy
+
+
+def summarize(
+    questions: Sequence[Question],
+    trajectories: Sequence[Trajectory],
+    *,
+    strategy: str,
+    stage: str = "",
+    seed: int = 0,
+    cot: Sequence[Trajectory] | None = None,
+    known: Mapping[str, bool] | None = None,
+    scores: Sequence[Score] | None = None,
+) -> RunSummary:
+    """Summarise one run; correct means an exact match, as in DeepRAG's Table 2.
+
+    Args:
+        questions: the questions of the run.
+        trajectories: their trajectories, in any order.
+        strategy: name of the strategy.
+        stage: name of the training stage.
+        seed: seed of the run.
+        cot: trajectories without retrieval, for the CoT boundary.
+        known: facts by subquery, for the boundary of facts.
+        scores: scores of the run, if computed already.
+
+    Raises:
+        UserError: if the ids of questions and trajectories do not match.
+    """
+    scores = score(questions, trajectories) if scores is None else scores
+    right = [s.retrievals for s in scores if s.em]
+    wrong = [s.retrievals for s in scores if not s.em]
+    return RunSummary(
+        strategy=strategy,
+        stage=stage,
+        seeds=[seed],
+        questions=len(scores),
+        em=bootstrap([s.em for s in scores]),
+        f1=bootstrap([s.f1 for s in scores]),
+        accuracy=bootstrap([s.accuracy for s in scores]),
+        retrievals=bootstrap([s.retrievals for s in scores]),
+        retrievals_correct=bootstrap(right) if right else None,
+        retrievals_incorrect=bootstrap(wrong) if wrong else None,
+        steps=sum(s.steps for s in scores) / len(scores),
+        llm_calls=sum(s.llm_calls for s in scores) / len(scores),
+        errors=sum(t.error is not None for t in trajectories),
+        tokens=token_use(trajectories),
+        by_hops=[
+            _hops(hops, [s for s in scores if s.hops == hops])
+            for hops in sorted({s.hops for s in scores if s.hops is not None})
+        ],
+        subqueries=distribution(s.steps for s in scores),
+        retrieval_counts=distribution(s.retrievals for s in scores),
+        cot_boundary=None if cot is None else boundary_by_cot(questions, trajectories, cot),
+        fact_boundary=None if known is None else boundary_by_facts(trajectories, known),
+        measures=measure_intervals(scores),
+        depths=distribution(s.depth for s in scores),
+        wording=_wording(trajectories),
+        cot_calibration=None if cot is None else reliability(forecasts_by_cot(questions, trajectories, cot)),
+        fact_calibration=None if known is None else reliability(forecasts_by_facts(trajectories, known)),
+    )
+
+
+def measure_intervals(scores: Sequence[Score]) -> dict[str, Interval]:
+    """Return the intervals of ``RunSummary.measures``; measures that no score has are absent."""
+    columns = {
+        name: [value for s in scores if (value := getattr(s, name)) is not None]
+        for name in ("rounds", "prompt_tokens", "completion_tokens", *OPTIONAL)
+    }
+    return {name: bootstrap(values) for name, values in columns.items() if values}
+
+
+def _wording(trajectories: Sequence[Trajectory]) -> Wording | None:
+    subqueries, wh, conjunctions = map(sum, zip(*map(wording, trajectories), strict=True))
+    return Wording(wh=wh / subqueries, conjunctions=conjunctions / subqueries) if subqueries else None
+
+
+def _hops(hops: int, scores: Sequence[Score]) -> Hops:
+    return Hops(
+        hops=hops,
+        questions=len(scores),
+        em=bootstrap([s.em for s in scores]),
+        f1=bootstrap([s.f1 for s in scores]),
+        retrievals=bootstrap([s.retrievals for s in scores]),
+    )
+
+
+def pool(runs: Sequence[RunSummary]) -> list[RunSummary]:
+    """Join the seeds of each (strategy, stage), in order of first appearance.
+
+    Values are averaged; `DecisionCounts` and `Reliability` are added up.
+    """
+    groups: dict[tuple[str, str], list[RunSummary]] = {}
+    for run in runs:
+        groups.setdefault((run.strategy, run.stage), []).append(run)
+    return [_join(group) if len(group) > 1 else group[0] for group in groups.values()]
+
+
+def _join(runs: Sequence[RunSummary]) -> RunSummary:
+    n = len(runs)
+    cot = [run.cot_boundary for run in runs if run.cot_boundary]
+    facts = [run.fact_boundary for run in runs if run.fact_boundary]
+    by_cot = [run.cot_calibration for run in runs if run.cot_calibration]
+    by_facts = [run.fact_calibration for run in runs if run.fact_calibration]
+    wordings = [run.wording for run in runs if run.wording]
+    common = [name for name in runs[0].measures if all(name in run.measures for run in runs)]
+    return RunSummary(
+        strategy=runs[0].strategy,
+        stage=runs[0].stage,
+        seeds=[seed for run in runs for seed in run.seeds],
+        questions=runs[0].questions,
+        em=_across([run.em for run in runs]),
+        f1=_across([run.f1 for run in runs]),
+        accuracy=_across([run.accuracy for run in runs]),
+        retrievals=_across([run.retrievals for run in runs]),
+        retrievals_correct=_across_all([run.retrievals_correct for run in runs]),
+        retrievals_incorrect=_across_all([run.retrievals_incorrect for run in runs]),
+        steps=sum(run.steps for run in runs) / n,
+        llm_calls=sum(run.llm_calls for run in runs) / n,
+        errors=sum(run.errors for run in runs) / n,
+        tokens=_mean_tokens(runs),
+        by_hops=[
+            Hops(
+                hops=parts[0].hops,
+                questions=parts[0].questions,
+                em=_across([part.em for part in parts]),
+                f1=_across([part.f1 for part in parts]),
+                retrievals=_across([part.retrievals for part in parts]),
+            )
+            for parts in zip(*(run.by_hops for run in runs), strict=True)
+        ],
+        subqueries=_mean_shares([run.subqueries for run in runs]),
+        retrieval_counts=_mean_shares([run.retrieval_counts for run in runs]),
+        cot_boundary=sum(cot[1:], start=cot[0]) if cot else None,
+        fact_boundary=sum(facts[1:], start=facts[0]) if facts else None,
+        measures={name: _across([run.measures[name] for run in runs]) for name in common},
+        depths=_mean_shares([run.depths for run in runs]),
+        wording=Wording(
+            wh=sum(part.wh for part in wordings) / len(wordings),
+            conjunctions=sum(part.conjunctions for part in wordings) / len(wordings),
+        )
+        if wordings
+        else None,
+        cot_calibration=sum(by_cot[1:], start=by_cot[0]) if by_cot else None,
+        fact_calibration=sum(by_facts[1:], start=by_facts[0]) if by_facts else None,
+    )
+
+
+def _across(intervals: Sequence[Interval]) -> Interval:
+    return across_seeds([interval.mean for interval in intervals])
+
+
+def _across_all(intervals: Sequence[Interval | None]) -> Interval | None:
+    """Return None if a seed has no interval."""
+    present = [interval for interval in intervals if interval is not None]
+    return _across(present) if len(present) == len(intervals) else None
+
+
+def _mean_shares(shares: Sequence[dict[int, float]]) -> dict[int, float]:
+    return {i: sum(s.get(i, 0.0) for s in shares) / len(shares) for i in sorted(set().union(*shares))}
+
+
+def _mean_tokens(runs: Sequence[RunSummary]) -> dict[str, TokenUse]:
+    nothing = TokenUse(calls=0, prompt_tokens=0, completion_tokens=0)
+    modules = dict.fromkeys(module for run in runs for module in run.tokens)
+    return {
+        module: TokenUse(
+            **{
+                name: sum(getattr(run.tokens.get(module, nothing), name) for run in runs) / len(runs)
+                for name in TokenUse.model_fields
+            }
+        )
+        for module in modules
+    }

@@ -1,0 +1,55 @@
+"""Claims stated before a run and decided by the 95% interval of a paired difference over all seeds' questions.
+
+Questions about one film or person are resampled together, because they are not independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rag_train.eval.metrics.intervals import Interval
+from rag_train.eval.metrics.scores import Score
+from rag_train.schema import Question
+
+MARGIN = 0.02
+"""The largest loss that still counts as "no worse", as a fraction: two points."""
+
+
+@dataclass(frozen=True)
+class PairedClaim:
+    """A claim that a paired difference is above zero, or not below it by more than ``margin``."""
+
+    text: str
+    difference: Interval
+    unit: str
+    """Name of the compared metric."""
+    margin: float = 0.0
+
+    @property
+    def held(self) -> bool:
+        return self.difference.lo > -self.margin
+
+    @property
+    def evidence(self) -> str:
+        """The difference with its interval and unit."""
+        difference = self.difference
+        return f"{difference.mean:+.3f} [{difference.lo:+.3f}, {difference.hi:+.3f}] {self.unit}"
+
+    def line(self) -> str:
+        """Return the claim, its outcome and the evidence in one line for the console."""
+        return f"{'held    ' if self.held else 'not held'} {self.text}: {self.evidence}"
+
+
+def clusters(questions: Sequence[Sequence[Question]]) -> list[str]:
+    """Return, for the questions of every seed in turn, the seed and the film or person that each is about."""
+    return [f"{i}/{q.decomposition[0].entity}" for i, seed in enumerate(questions) for q in seed]
+
+
+def pooled(scores: Sequence[Sequence[Score]]) -> list[Score]:
+    """Return the scores of every seed in turn, with question ids made distinct by the seed's position."""
+    return [
+        score.model_copy(update={"question_id": f"{i}/{score.question_id}"})
+        for i, seed in enumerate(scores)
+        for score in seed
+    ]

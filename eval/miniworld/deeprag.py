@@ -1,0 +1,59 @@
+"""DeepRAG's two stages in the mini world: the search that makes a stage's data, and the training on it.
+
+The demo and the lab run the same two functions, each with its own settings: the demo trains on padded batches and
+pairs, the lab on packed rows and trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
+from rag_train.data_synth.deeprag.run import synthesize_with
+from rag_train.llm.base import LLM
+from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.schema import Question
+from rag_train.training.recipe import TrainRecipe
+from rag_train.training.result import TrainResult
+from rag_train.training.run import train
+
+
+async def search(
+    stage: Literal["sft", "pairs"],
+    model: Path,
+    questions: Sequence[Question],
+    output: Path,
+    seed: int,
+    engine: LLM,
+    retriever: AsyncRetriever,
+    corpus_sha256: str,
+    **settings: Any,
+) -> Path:
+    """Search every question with ``engine``, which serves ``model``, and write the stage's data to ``output``.
+
+    ``settings`` are more keys of the `DeepRAGRecipe`.
+    """
+    recipe = DeepRAGRecipe(
+        stage=stage,
+        questions=[],
+        index="",
+        model=str(model),
+        output=str(output),
+        seed=seed,
+        instructions=False,
+        **settings,
+    )
+    await synthesize_with(recipe, engine, retriever, questions, corpus_sha256)
+    return output
+
+
+def fine_tune(
+    stage: Literal["sft", "dpo"], model: Path, data: Path, output: Path, seed: int, **settings: Any
+) -> TrainResult:
+    """Train ``model`` on ``data`` and write it to ``output``; ``settings`` are more keys of the `TrainRecipe`."""
+    recipe = TrainRecipe(
+        stage=stage, model=str(model), data=data, output_dir=str(output), seed=seed, max_tokens=1024, **settings
+    )
+    return train(recipe)

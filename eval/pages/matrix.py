@@ -1,0 +1,130 @@
+"""The page of an evaluation matrix: a self-contained HTML file to read, sort and compare cells.
+
+The page uses no network: its content security policy allows only its own style and scripts, by hash. Texts of
+models and documents are data, either in blocks that cannot end their element (`rag_train.eval.pages.packing`) or in
+JSON with every ``<`` escaped; the script inserts them as text nodes only.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from rag_train.errors import UserError
+from rag_train.eval.matrix.cell import MATRIX, Cell, load_matrix
+from rag_train.eval.matrix.store import read_answers, read_questions
+from rag_train.eval.metrics.boundary import known_facts, normalized_facts
+from rag_train.eval.metrics.scores import Score
+from rag_train.eval.pages.figures import CellData, configurations
+from rag_train.eval.pages.packing import (
+    EXAMPLES,
+    PASSAGES,
+    Blocks,
+    Passages,
+    pack_outcomes,
+    pack_questions,
+    pack_trajectory,
+    to_json,
+)
+from rag_train.schema import Question, Trajectory
+from rag_train.templates import template
+
+HERE = Path(__file__).parent
+SCRIPTS = ("base.js", "overview.js", "decisions.js", "examples.js", "main.js")
+
+ARRIVAL = 'document.dispatchEvent(new Event("arrived"))'
+"""Script after the blocks of the example list: announces them to the page before the other blocks arrive."""
+
+
+def write_matrix_report(path: Path, directory: Path) -> None:
+    """Write the page of the matrix in ``directory`` to ``path``.
+
+    Raises UserError, and leaves ``path`` unchanged, if a file of the matrix is missing, malformed or of another
+    version, or if the ids of questions, trajectories and scores do not match.
+    """
+    cells = load_matrix(directory).cells
+    if not cells:
+        raise UserError(f"{directory / MATRIX}: no cells; run `rag-train eval` first")
+    listed, opened, passages = Blocks(), Blocks(), Passages()
+    sets: dict[str, QuestionSet] = {}
+    read: list[CellData] = []
+    for cell in cells:
+        if cell.questions not in sets:
+            asked = QuestionSet(len(sets), read_questions(directory / cell.questions))
+            sets[cell.questions] = asked
+            listed.add(f"questions-{asked.number}", pack_questions(asked.questions))
+        data, answers, trajectories = _pack_cell(directory, cell, sets[cell.questions], passages)
+        listed.add(f"outcomes-{len(read)}", pack_outcomes(answers, data.scores))
+        opened.add_chunks(f"trajectories-{len(read)}", trajectories, EXAMPLES)
+        read.append(data)
+    opened.add_chunks("passages", [to_json(passage) for passage in passages.numbers], PASSAGES)
+    index = {
+        "examples": EXAMPLES,
+        "passages": PASSAGES,
+        "sets": [len(asked.questions) for asked in sets.values()],
+        "cells": [{"id": cell.id, "seed": cell.seed, "set": sets[cell.questions].number} for cell in cells],
+        "configurations": configurations(read),
+    }
+    _write(path, itertools.chain(_page(index, "".join(listed.html())), opened.html()))
+
+
+class QuestionSet:
+    """Questions shared by several cells, and whether the model knows each fact, by normalised subquery."""
+
+    def __init__(self, number: int, questions: list[Question]):
+        self.number = number
+        self.questions = questions
+        self.known = normalized_facts(known_facts(questions))
+
+
+def _pack_cell(
+    directory: Path, cell: Cell, asked: QuestionSet, passages: Passages
+) -> tuple[CellData, list[str | None], list[str]]:
+    """Read a cell's files: its data, answers, and packed trajectories, since whole ones would not fit in memory."""
+
+    def pack(trajectory: Trajectory) -> tuple[str | None, str]:
+        return trajectory.answer, pack_trajectory(trajectory, passages, asked.known)
+
+    scores = read_answers(directory / cell.scores, Score, asked.questions, lambda score: score)
+    packed = read_answers(directory / cell.trajectories, Trajectory, asked.questions, pack)
+    data = CellData(cell, asked.questions, scores)
+    return data, [answer for answer, _ in packed], [text for _, text in packed]
+
+
+def _page(index: dict[str, Any], listed: str) -> Iterator[str]:
+    """Yield the page up to the blocks of the examples; ``listed`` are the blocks of the example list."""
+    style = (HERE / "matrix.css").read_text(encoding="utf-8")
+    script = "\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    return template("eval/pages/matrix.html.jinja").generate(
+        style=Markup(style),
+        script=Markup(script),
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+        arrival=Markup(ARRIVAL),
+        arrival_hash=_hash(ARRIVAL),
+        index=Markup(to_json(index).replace("<", "\\u003c")),
+        listed=Markup(listed),
+    )
+
+
+def _hash(text: str) -> str:
+    """Return the source of an inline element for a content security policy."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _write(path: Path, parts: Iterable[str]) -> None:
+    """Write to a temporary file first, so that an incomplete page never replaces a complete one."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.writelines(parts)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UserError(f"{path}: {error.strerror}; choose a writable path in an existing folder") from error

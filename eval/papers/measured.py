@@ -1,0 +1,199 @@
+"""The measured rows of the papers' tables: the requests that a row stands for, their answers, and their metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from math import isnan
+
+import numpy as np
+
+from rag_train.eval.metrics.boundary import cot_counts, decision_statistic
+from rag_train.eval.metrics.intervals import Interval, Statistic, across_seeds, bootstrap_of, mean_of
+from rag_train.eval.metrics.measures import wording
+from rag_train.eval.metrics.scores import Score, score
+from rag_train.eval.miniworld.answers import Request
+from rag_train.eval.papers.printed import Column, PublishedTable, Row
+from rag_train.eval.papers.sources import MODELS, ROLES, Source
+from rag_train.schema import Question, Trajectory
+
+FIELDS = {"mean": "em", "judge": "accuracy", "input_tokens": "prompt_tokens", "output_tokens": "completion_tokens"}
+"""Field of a `Score` that a printed metric is measured by, if it has another name. Short answers need no judge."""
+
+PERCENT = (*("em", "f1", "accuracy", "compound", "mean", "judge", "rouge2", "rouge_l"), "depth_share")
+PERCENT += ("success", "gold_precision", "gold_recall")
+"""Metrics that the tables print in percent."""
+
+DEEP = 4
+"""Depth of the papers' last class, which includes all greater depths."""
+
+DECISIONS = ("decision_f1", "decision_accuracy", "balanced_accuracy", "mcc")
+UNMEASURED = {
+    "nouns": "a part-of-speech tagger",
+    "verbs": "a part-of-speech tagger",
+    "information_gain": "an LLM judge",
+    "examples": "the counts of a synthesis run",
+}
+"""Metrics that cannot be counted from trajectories, and what they need."""
+
+
+def statistic(metric: str) -> Statistic:
+    """Return the function that maps the sums made by `Measurements.addends` to the metric."""
+    if metric in DECISIONS:
+        return decision_statistic(metric.removeprefix("decision_"))
+    return mean_of if metric != "depth_count" else lambda sums: sums[..., 0]
+
+
+@dataclass(frozen=True)
+class RowMeasure:
+    """One metric of one row, over one or more columns."""
+
+    requests: tuple[Request | None, ...]
+    """Requests whose answers are measured; None for a request that cannot be made here."""
+    metric: str
+    depth: int | None = None
+
+    @classmethod
+    def over(cls, measures: Sequence[RowMeasure]) -> RowMeasure:
+        """Return the measure of the same row over several columns, each request once."""
+        requests = dict.fromkeys(request for measure in measures for request in measure.requests)
+        return replace(measures[0], requests=tuple(requests))
+
+
+@dataclass
+class RequestAnswers:
+    """The questions and trajectories of one request, one list per seed."""
+
+    questions: list[list[Question]]
+    trajectories: list[list[Trajectory]]
+
+    @cached_property
+    def scores(self) -> list[list[Score]]:
+        return [score(q, t) for q, t in zip(self.questions, self.trajectories, strict=True)]
+
+
+class Measurements:
+    """The answers that tables need, from one or more sources of the same kind (the seeds), and their metrics."""
+
+    def __init__(self, sources: Sequence[Source]):
+        self.sources = sources
+        self.answers: dict[Request, RequestAnswers] = {}
+
+    async def run(self, tables: Iterable[PublishedTable]) -> None:
+        """Answer all requests of the tables."""
+        wanted = dict.fromkeys(request for table in tables for request in self.requests(table))
+        # The base model's own answers show what it knows (DeepRAG, Table 3).
+        wanted |= dict.fromkeys(_cot(request.questions) for request in wanted)
+        for source in self.sources:
+            for request, trajectories in (await source.answers(wanted)).items():
+                answers = self.answers.setdefault(request, RequestAnswers([], []))
+                answers.questions.append(source.questions(request.questions))
+                answers.trajectories.append(trajectories)
+
+    def question_sets(self, column: Column, table: PublishedTable) -> list[str]:
+        """Return the names of the question sets that a column is measured on."""
+        every = [c.dataset for c in table.columns if c.dataset] or ["hotpotqa"]
+        names = [column.dataset] if column.dataset else every
+        return list(dict.fromkeys(self.sources[0].question_set(n) for name in names for n in name.split("+")))
+
+    def request(self, row: Row, table: PublishedTable, questions: str) -> Request | None:
+        """Return the request that measures a row; None if its strategy or its model does not exist here."""
+        default = self.sources[0].default_model(row, table)
+        if row.strategy is None or default is None:
+            return None
+        system = row.strategy.partition("-")[0].partition(",")[0]
+        exact, general = ((name, row.trained, row.training) for name in (row.strategy, system))
+        model = MODELS.get(exact) or MODELS.get(general) or default
+        return Request(model, row.strategy, questions, ROLES.get(general))
+
+    def requests(self, table: PublishedTable) -> Iterator[Request]:
+        """Yield the requests of a table, column by column."""
+        for column in table.columns:
+            for row, questions in product(table.rows, self.question_sets(column, table)):
+                if found := self.request(row, table, questions):
+                    yield found
+
+    def measure(self, row: Row, column: Column, table: PublishedTable) -> RowMeasure:
+        """Return what is measured for a row in a column."""
+        requests = [self.request(row, table, questions) for questions in self.question_sets(column, table)]
+        return RowMeasure(tuple(requests), column.metric, row.depth if row.depth is not None else column.depth)
+
+    def value(self, row: Row, column: Column, table: PublishedTable) -> Interval | None:
+        """Return a metric's mean with its interval over the seeds, or over the questions of a single seed.
+
+        Shares are in percent. Returns None if the value cannot be measured.
+        """
+        measure = self.measure(row, column, table)
+        if column.metric in UNMEASURED or not self.answered(measure):
+            return None
+        metric_of = statistic(column.metric)
+        if len(self.sources) == 1:
+            interval = bootstrap_of(self.addends(measure, 0), metric_of, None)
+        else:
+            interval = across_seeds(
+                [float(metric_of(self.addends(measure, seed).sum(axis=0))) for seed in range(len(self.sources))]
+            )
+        if isnan(interval.mean):
+            return None
+        scale = 100.0 if column.metric in PERCENT else 1.0
+        return Interval(mean=scale * interval.mean, lo=scale * interval.lo, hi=scale * interval.hi)
+
+    def answered(self, measure: RowMeasure) -> bool:
+        """Whether there are answers to all requests of a measure."""
+        return all(request in self.answers for request in measure.requests)
+
+    def difference(self, first: RowMeasure, second: RowMeasure) -> Interval:
+        """Return the first measure minus the second, paired over the questions of all seeds.
+
+        Questions of one seed about one film or person are resampled together.
+        """
+        a, b = (
+            np.concatenate([self.addends(measure, seed) for seed in range(len(self.sources))])
+            for measure in (first, second)
+        )
+        # Both measures' sums share one row, so that all values of a cluster are drawn together.
+        width = a.shape[1]
+        rows = np.zeros((len(a) + len(b), width + b.shape[1]))
+        rows[: len(a), :width] = a
+        rows[len(a) :, width:] = b
+        x, y = statistic(first.metric), statistic(second.metric)
+        clusters = [*self._clusters(first), *self._clusters(second)]
+        return bootstrap_of(rows, lambda sums: x(sums[..., :width]) - y(sums[..., width:]), clusters)
+
+    def addends(self, measure: RowMeasure, seed: int) -> np.ndarray:
+        """Return what each question adds to the sums of a metric (see `statistic`), of shape (questions, sums)."""
+        return np.concatenate([self._addends(measure, request, seed) for request in measure.requests if request])
+
+    def _addends(self, measure: RowMeasure, request: Request, seed: int) -> np.ndarray:
+        answers = self.answers[request]
+        asked, answered, scores = answers.questions[seed], answers.trajectories[seed], answers.scores[seed]
+        match measure.metric:
+            case "decision_f1" | "decision_accuracy" | "balanced_accuracy" | "mcc":
+                cot = self.answers[_cot(request.questions)].trajectories[seed]
+                rows = [counts.table for counts in cot_counts(asked, answered, cot)]
+            case "retrievals_correct" | "retrievals_incorrect":
+                right = measure.metric == "retrievals_correct"
+                rows = [(s.retrievals, 1) if bool(s.em) is right else (0, 0) for s in scores]
+            case "depth_share" | "depth_count":
+                rows = [(min(s.depth, DEEP) == measure.depth, 1) for s in scores]
+            case "wh_words" | "conjunctions":
+                words = [wording(trajectory) for trajectory in answered]
+                wh = measure.metric == "wh_words"
+                rows = [(wh_words if wh else conjunctions, n) for n, wh_words, conjunctions in words]
+            case metric:
+                values = [getattr(s, FIELDS.get(metric, metric)) for s in scores]
+                rows = [(value or 0, value is not None) for value in values]
+        return np.array(rows, dtype=np.float64)
+
+    def _clusters(self, measure: RowMeasure) -> Iterator[str]:
+        for seed, request in product(range(len(self.sources)), filter(None, measure.requests)):
+            for question in self.answers[request].questions[seed]:
+                about = question.decomposition[0].entity if question.decomposition else ""
+                yield f"{seed}/{about or question.id}"
+
+
+def _cot(questions: str) -> Request:
+    """Return the request for the base model's own answers, without retrieval."""
+    return Request("base", "cot", questions)

@@ -1,0 +1,180 @@
+"""The sources of measured answers: the mini world's seeds, or real checkpoints on the released questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from rag_train.errors import UserError
+from rag_train.eval.matrix.answers import Answers
+from rag_train.eval.miniworld.answers import Request, ask
+from rag_train.eval.miniworld.lab import QUESTION_SETS, Lab, Settings
+from rag_train.eval.papers.printed import PublishedTable, Row
+from rag_train.progress import console
+from rag_train.questions.load import at_most, load_questions
+from rag_train.retrieval.base import Retriever
+from rag_train.schema import Question, Trajectory
+from rag_train.strategies.kit import KitConfig, open_kit
+from rag_train.strategies.registry import build
+
+STANDS_FOR: dict[str, str] = {
+    "hotpotqa": "two-hop",
+    "2wikimultihopqa": "comparison",
+    "musique": "deep",
+    "bamboogle": "two-hop",
+    "strategyqa": "comparison",
+    "compound": "compound",
+}
+"""Question set of the mini world that stands for a dataset; all other datasets are represented by single hops."""
+
+MODELS: dict[tuple[str, str, str], str] = {
+    ("cot", "sft", ""): "taught",
+    ("cot-rag", "sft", ""): "taught",
+    ("deeprag", "sft", ""): "stage1",
+    ("deeprag", "sft", "search.variant=most"): "stage1-most",
+    ("deeprag", "sft", "search.variant=random"): "stage1-random",
+    ("deeprag", "dpo", ""): "stage2",
+    ("deeprag", "dpo", "pairs=all_nodes"): "stage2-all-nodes",
+    ("deeprag", "dpo", "pairs=sentence_wise"): "stage2-sentence-wise",
+    ("dualrag", "sft", ""): "dualrag",
+    ("dualrag", "sft", "all but the Reasoner"): "dualrag",
+    ("dualrag", "sft", "all but the Entity Identifier"): "dualrag",
+    ("dualrag", "sft", "all but the Knowledge Summarizer"): "dualrag",
+}
+"""Model of a row, by the row's strategy, training and variant of the training."""
+
+ROLES: dict[tuple[str, str, str], tuple[str, str]] = {
+    ("planrag", "sft", "the planner"): ("planner", "planrag"),
+    ("dualrag", "sft", "all but the Reasoner"): ("reasoner", "student"),
+    ("dualrag", "sft", "all but the Entity Identifier"): ("identifier", "student"),
+    ("dualrag", "sft", "all but the Knowledge Summarizer"): ("summarizer", "student"),
+}
+"""Role that a model of its own plays, and that model, by the same keys."""
+
+
+class Source(Protocol):
+    """A source of answers: one seed of the mini world, or real checkpoints."""
+
+    def about(self) -> list[str]:
+        """Return what a reader must know to interpret the numbers, as paragraphs."""
+        ...
+
+    def default_model(self, row: Row, table: PublishedTable) -> str | None:
+        """Return the model of a row that is not in `MODELS`; None if the source has no such model."""
+        ...
+
+    def question_set(self, dataset: str) -> str:
+        """Return the name of the questions that stand for a dataset."""
+        ...
+
+    def questions(self, name: str) -> list[Question]:
+        """Return the questions of a set."""
+        ...
+
+    async def answers(self, requests: Iterable[Request]) -> dict[Request, list[Trajectory]]:
+        """Return the trajectories of the requests that the source can answer."""
+        ...
+
+
+class MiniWorldSource:
+    """One seed of the mini world."""
+
+    def __init__(self, seed: int, settings: Settings):
+        self.lab = Lab(seed, settings)
+
+    def about(self) -> list[str]:
+        settings = self.lab.settings
+        datasets = {
+            name: [d for d, stands_for in STANDS_FOR.items() if stands_for == name] for name in QUESTION_SETS
+        }
+        return [
+            "These numbers were measured in the mini world: its films and people are invented, and its models have "
+            "about one million parameters and were pretrained on about half of the facts. Only orderings can be "
+            "compared with the papers, not numbers.",
+            "Each dataset is represented by questions of the same kind: "
+            + "; ".join(
+                f"{' and '.join(names)} by {QUESTION_SETS[name]}" for name, names in datasets.items() if names
+            )
+            + f"; all other datasets by {QUESTION_SETS['single']}. There are {settings.questions} questions of "
+            "each kind per seed, about films and people that no training question mentions.",
+            "DeepRAG's stages are trained on the results of its search, as in the paper. A model of this size "
+            "cannot be prompted. All other systems and baselines therefore run on a model that was taught every "
+            f"format from {settings.lessons} annotated training questions: their rows show how well a method works "
+            "when its modules are followed, not how well a model follows prompts.",
+            f"The student was taught with {settings.few} questions. It represents DualRAG's small model, and is "
+            f"fine-tuned on what the taught model generates from {settings.taught} questions; so is PlanRAG's "
+            "planner. CoT is answered by the pretrained model, CoT* by the taught model.",
+            "The sparse and the dense searcher are both BM25 (with and without Lucene's query syntax), because in "
+            "the mini world words are the only meaning. Nothing is on the web. The proxy for what a model knows "
+            "(DeepRAG, Table 3) is the pretrained model's CoT.",
+        ]
+
+    def default_model(self, row: Row, table: PublishedTable) -> str | None:
+        """Return the model that was taught every format, because the base model cannot be prompted.
+
+        There are two exceptions: the base model answers CoT in tables that also have a fine-tuned CoT, and the
+        student represents the small model that DualRAG improves with a large model's data. Nothing is on the web.
+        """
+        if row.strategy == "levelrag-web" or row.retriever == "web":
+            return None
+        tuned = {other.strategy for other in table.rows if other.group == row.group and other.trained == "sft"}
+        if "dualrag" in tuned:
+            return "student"
+        return "base" if row.strategy in tuned & {"cot", "cot-rag"} else "taught"
+
+    def question_set(self, dataset: str) -> str:
+        return STANDS_FOR.get(dataset, "single")
+
+    def questions(self, name: str) -> list[Question]:
+        return self.lab.questions(name)
+
+    async def answers(self, requests: Iterable[Request]) -> dict[Request, list[Trajectory]]:
+        return await ask(self.lab, {request: self.questions(request.questions) for request in requests})
+
+
+@dataclass
+class CheckpointSource:
+    """Real models by name (``base``, and the values of `MODELS`), on question files by dataset."""
+
+    models: Mapping[str, str]
+    files: Mapping[str, Path]
+    kit: KitConfig
+    retrievers: dict[str, Retriever]
+    sample: int | None
+    seed: int
+    work: Path
+
+    def about(self) -> list[str]:
+        models = ", ".join(f"{name} is {model}" for name, model in self.models.items())
+        files = ", ".join(f"{name} from {path.name}" for name, path in self.files.items())
+        sample = "all" if self.sample is None else str(self.sample)
+        return [f"Models: {models}.", f"Questions: {files}, {sample} of each (seed {self.seed})."]
+
+    def default_model(self, row: Row, table: PublishedTable) -> str | None:
+        return "base"
+
+    def question_set(self, dataset: str) -> str:
+        return dataset
+
+    def questions(self, name: str) -> list[Question]:
+        return at_most(load_questions(self.files[name]), self.sample, self.seed)
+
+    async def answers(self, requests: Iterable[Request]) -> dict[Request, list[Trajectory]]:
+        by_model: dict[str, list[Request]] = {}
+        for request in dict.fromkeys(requests):
+            if request.model in self.models and request.questions in self.files and request.role is None:
+                by_model.setdefault(request.model, []).append(request)
+        out: dict[Request, list[Trajectory]] = {}
+        for model, group in by_model.items():
+            async with open_kit(replace(self.kit, model=self.models[model]), self.retrievers) as kit:
+                for request in group:
+                    try:
+                        build(request.strategy, kit)
+                    except UserError as error:  # a retriever is missing; the other rows are still worth measuring
+                        console.print(f"skipped {request.strategy}: {error}")
+                        continue
+                    answers = Answers(self.work / model, request.strategy, {"model": self.models[model]})
+                    out[request] = await answers.ask(kit, self.questions(request.questions))
+        return out

@@ -1,0 +1,260 @@
+"""How facts, questions and passages are worded.
+
+Question wordings come in two sets, one for training questions and one for dev and test questions, so that a model
+is never tested on a wording that it was trained on. Each subquery has one wording, the first of the training set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rag_train.atlas.facts import Kind
+
+
+@dataclass(frozen=True)
+class Relation:
+    """How one relation of one kind of entity is worded; ``{x}`` is the subject, ``{v}`` the object."""
+
+    questions: tuple[str, ...]
+    """Wordings of training questions; the first one is the subquery."""
+    held_out: tuple[str, ...]
+    """Wordings of dev and test questions."""
+    noun: str
+    """The object as a noun phrase, for questions of several hops: "the capital of {x}"."""
+    statements: tuple[str, ...]
+    """Sentences of passages; the first one is the gold answer to the subquery."""
+
+
+RELATIONS: dict[tuple[Kind, str], Relation] = {
+    ("country", "capital"): Relation(
+        ("What is the capital of {x}?", "Which city is the capital of {x}?"),
+        ("Name the capital city of {x}.", "What city serves as the capital of {x}?"),
+        "the capital of {x}",
+        ("The capital of {x} is {v}.", "{v} is its capital.", "Its capital is {v}."),
+    ),
+    ("country", "continent"): Relation(
+        ("On which continent is {x}?", "Which continent is {x} on?"),
+        ("What continent does {x} belong to?", "Name the continent of {x}."),
+        "the continent of {x}",
+        ("{x} is on the continent of {v}.", "It belongs to {v}.", "It is on the continent of {v}."),
+    ),
+    ("country", "currency"): Relation(
+        ("What is the currency of {x}?", "Which currency is used in {x}?"),
+        ("What money do people in {x} pay with?", "Name the currency of {x}."),
+        "the currency of {x}",
+        ("The currency of {x} is the {v}.", "People pay with the {v}.", "The {v} is its currency."),
+    ),
+    ("country", "language"): Relation(
+        ("What is the main language of {x}?", "Which language is mainly spoken in {x}?"),
+        ("Name the main language of {x}.", "What language do most people use in {x}?"),
+        "the main language of {x}",
+        ("The main language of {x} is {v}.", "Its main language is {v}.", "{v} is its main language."),
+    ),
+    ("country", "internet domain"): Relation(
+        ("What is the internet domain of {x}?", "Which top-level domain belongs to {x}?"),
+        ("Name the internet country code of {x}.", "Websites of {x} end in which domain?"),
+        "the internet domain of {x}",
+        ("The internet domain of {x} is {v}.", "Its internet domain is {v}.", "Its websites end in {v}."),
+    ),
+    ("country", "telephone code"): Relation(
+        ("What is the telephone code of {x}?", "Which calling code does {x} have?"),
+        ("What do you dial to call {x} from abroad?", "Name the telephone country code of {x}."),
+        "the telephone code of {x}",
+        ("The telephone code of {x} is {v}.", "Its telephone code is {v}.", "Callers from abroad dial {v}."),
+    ),
+    ("country", "demonym"): Relation(
+        ("What are the people of {x} called?", "How does one call the inhabitants of {x}?"),
+        ("Name the demonym of {x}.", "What is the word for a person from {x}?"),
+        "the demonym of {x}",
+        ("The people of {x} are called {v}.", "Its people are called {v}.", "Its inhabitants are known as {v}."),
+    ),
+    ("country", "population"): Relation(
+        ("How many people live in {x}?", "What is the population of {x}?"),
+        ("How many inhabitants does {x} have?", "State the population of {x}."),
+        "the population of {x}",
+        ("{x} has {v} inhabitants.", "It has {v} inhabitants.", "{v} people live there."),
+    ),
+    ("country", "area"): Relation(
+        ("How large is {x}?", "What is the area of {x}?"),
+        ("What area does {x} cover?", "State the area of {x}."),
+        "the area of {x}",
+        ("The area of {x} is {v}.", "It covers {v}.", "Its area is {v}."),
+    ),
+    ("city", "country"): Relation(
+        ("In which country is {x}?", "Which country is {x} in?"),
+        ("What country is {x} located in?", "Name the country of the city {x}."),
+        "the country where {x} is",
+        ("{x} is a city in {v}.", "{x} is one of the cities of {v}.", "{x} is located in {v}."),
+    ),
+    ("city", "population"): Relation(
+        ("How many people live in {x}?", "What is the population of {x}?"),
+        ("How many inhabitants does {x} have?", "State the population of {x}."),
+        "the population of {x}",
+        ("{x} has {v} inhabitants.", "It has {v} inhabitants.", "Its population is {v}."),
+    ),
+    ("airport", "city"): Relation(
+        ("Which city does {x} serve?", "What city is served by {x}?"),
+        ("Name the city that uses {x}.", "Travellers who land at {x} arrive in which city?"),
+        "the city served by {x}",
+        ("{x} serves the city of {v}.", "{x} is the airport of {v}.", "{x} is an airport that serves {v}."),
+    ),
+    ("airport", "IATA code"): Relation(
+        ("What is the IATA code of {x}?", "Which IATA code does {x} have?"),
+        ("Name the three-letter code of {x}.", "What letters identify {x} on a ticket?"),
+        "the IATA code of {x}",
+        ("The IATA code of {x} is {v}.", "Its IATA code is {v}.", "On tickets it is abbreviated as {v}."),
+    ),
+    ("region", "country"): Relation(
+        ("In which country is {x}?", "Which country does {x} belong to?"),
+        ("What country is {x} a part of?", "Name the country of the region {x}."),
+        "the country where {x} is",
+        ("{x} is in {v}.", "{x} belongs to {v}.", "{x} is a part of {v}."),
+    ),
+    ("element", "symbol"): Relation(
+        ("What is the chemical symbol of {x}?", "Which symbol does the element {x} have?"),
+        ("Name the symbol of the element {x}.", "How is {x} abbreviated in chemistry?"),
+        "the chemical symbol of {x}",
+        ("The chemical symbol of {x} is {v}.", "Its symbol is {v}.", "Chemists write it as {v}."),
+    ),
+    ("element", "atomic number"): Relation(
+        ("What is the atomic number of {x}?", "Which atomic number does {x} have?"),
+        ("How many protons does an atom of {x} have?", "State the atomic number of {x}."),
+        "the atomic number of {x}",
+        ("The atomic number of {x} is {v}.", "Its atomic number is {v}.", "It has the atomic number {v}."),
+    ),
+    ("element", "discovery year"): Relation(
+        ("In which year was {x} discovered?", "When was {x} discovered?"),
+        ("What year was the element {x} found?", "State the year of the discovery of {x}."),
+        "the year in which {x} was discovered",
+        ("{x} was discovered in {v}.", "It was discovered in {v}.", "Its discovery dates from {v}."),
+    ),
+    ("element", "country"): Relation(
+        ("In which country was {x} discovered?", "Where was {x} discovered?"),
+        (
+            "Name the country in which the element {x} was found.",
+            "What country did the discovery of {x} happen in?",
+        ),
+        "the country where {x} was discovered",
+        ("{x} was discovered in {v}.", "The discovery took place in {v}.", "It was first found in {v}."),
+    ),
+    ("element", "discoverer"): Relation(
+        ("Who discovered {x}?", "Who is credited with the discovery of {x}?"),
+        ("Name the discoverer of {x}.", "Which scientist found the element {x}?"),
+        "the discoverer of {x}",
+        ("{x} was discovered by {v}.", "Its discoverer was {v}.", "{v} is credited with its discovery."),
+    ),
+}
+
+COUNTRY_RELATIONS = ("capital", "continent", "currency", "language", "internet domain", "telephone code", "demonym")
+"""Relations of a country that end a chain of several hops."""
+
+CHAINS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
+    *(("country", (relation,)) for kind, relation in RELATIONS if kind == "country"),
+    ("city", ("country",)),
+    ("airport", ("city",)),
+    ("airport", ("IATA code",)),
+    ("region", ("country",)),
+    *(("element", (relation,)) for kind, relation in RELATIONS if kind == "element"),
+    *(
+        (kind, ("country", relation))
+        for kind in ("city", "region", "element")
+        for relation in (
+            "capital",
+            "continent",
+            "currency",
+            "language",
+            "internet domain",
+            "telephone code",
+            "demonym",
+        )
+    ),
+    ("country", ("capital", "population")),
+    ("airport", ("city", "country")),
+    *(
+        ("airport", ("city", "country", relation))
+        for relation in (
+            "capital",
+            "continent",
+            "currency",
+            "language",
+            "internet domain",
+            "telephone code",
+            "demonym",
+        )
+    ),
+    *((kind, ("country", "capital", "population")) for kind in ("city", "region", "element")),
+    ("airport", ("city", "country", "capital", "population")),
+)
+"""(kind of the first entity, relations) of the questions that follow a chain of facts."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How two entities of one kind are compared; ``{x}`` and ``{y}`` are their names."""
+
+    kind: Kind
+    chain: tuple[str, ...]
+    answer: str
+    """larger or smaller: the entity with that object; same: yes or no."""
+    questions: tuple[str, ...]
+    held_out: tuple[str, ...]
+
+
+COMPARISONS = (
+    Comparison(
+        "country",
+        ("population",),
+        "larger",
+        ("Which country has more people, {x} or {y}?", "Which has the larger population, {x} or {y}?"),
+        ("Do more people live in {x} or in {y}?",),
+    ),
+    Comparison(
+        "country",
+        ("area",),
+        "larger",
+        ("Which country is larger, {x} or {y}?", "Which has the larger area, {x} or {y}?"),
+        ("Of {x} and {y}, which country covers more land?",),
+    ),
+    Comparison(
+        "city",
+        ("population",),
+        "larger",
+        ("Which city has more people, {x} or {y}?", "Which has the larger population, {x} or {y}?"),
+        ("Do more people live in {x} or in {y}?",),
+    ),
+    Comparison(
+        "element",
+        ("discovery year",),
+        "smaller",
+        ("Which element was discovered first, {x} or {y}?", "Which was found earlier, {x} or {y}?"),
+        ("Of {x} and {y}, which element has been known for longer?",),
+    ),
+    Comparison(
+        "city",
+        ("country",),
+        "same",
+        ("Are {x} and {y} in the same country?", "Do {x} and {y} belong to the same country?"),
+        ("Is {x} in the same country as {y}?",),
+    ),
+    Comparison(
+        "country",
+        ("continent",),
+        "same",
+        ("Are {x} and {y} on the same continent?", "Do {x} and {y} share a continent?"),
+        ("Is {x} on the same continent as {y}?",),
+    ),
+    Comparison(
+        "city",
+        ("country", "continent"),
+        "same",
+        ("Are {x} and {y} on the same continent?", "Do the cities {x} and {y} share a continent?"),
+        ("Is {x} on the same continent as {y}?",),
+    ),
+    Comparison(
+        "city",
+        ("country", "population"),
+        "larger",
+        ("Which city is in the country with more people, {x} or {y}?",),
+        ("Of {x} and {y}, which city belongs to the more populous country?",),
+    ),
+)

@@ -1,0 +1,113 @@
+"""The command line. Heavy imports are inside the commands, so that help and errors appear at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rag_train.cli.eval import evaluation
+from rag_train.cli.index import indexing
+from rag_train.cli.options import Json, Overrides, numbers, report
+from rag_train.cli.real import real
+from rag_train.cli.serve import serving
+from rag_train.cli.synth import records, synthesis
+from rag_train.cli.train import training
+from rag_train.errors import UserError
+from rag_train.working_files import PACKAGE, write_working_files
+
+DEMO = PACKAGE / "recipes/demo.yaml"
+RUNS = Path("runs/demo")
+
+app = typer.Typer(
+    name="rag-train",
+    help="Train the controller of a retrieval-augmented language model: synthesise data, train, evaluate.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(real)
+app.add_typer(indexing)
+app.add_typer(synthesis, name="synth")
+app.add_typer(records, name="data")
+app.add_typer(training)
+app.add_typer(serving, name="serve")
+app.add_typer(evaluation)
+
+
+def main() -> None:
+    """Run the command line; a UserError is printed as one line on standard error, with exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+@app.command()
+def init(
+    directory: Annotated[Path, typer.Argument(help="Directory to create or extend.")] = Path(),
+    as_json: Json = False,
+) -> None:
+    """Write the recipes and launch files that come with the package into a working directory."""
+    written = write_working_files(directory)
+    listed = [str(path) for path in written]
+    report(as_json, listed, f"{directory}: wrote {len(written)} files to recipes/ and launch/")
+
+
+@app.command()
+def demo(
+    seeds: Annotated[
+        str, typer.Option(help="Comma-separated seeds. Each seed has its own world and its own model.")
+    ] = "0",
+    recipe: Annotated[Path, typer.Option(help="Recipe of the demo.", show_default="recipes/demo.yaml")] = DEMO,
+    work: Annotated[Path, typer.Option(help="Directory for models and data, kept between runs.")] = RUNS,
+    output: Annotated[Path, typer.Option(help="Directory for demo.html and demo.json.")] = RUNS,
+    scratch: Annotated[
+        bool, typer.Option("--scratch", help="Pretrain the mini model instead of using the shipped checkpoint.")
+    ] = False,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Run the whole of DeepRAG in the mini world: search, both training stages, evaluation, and a results page."""
+    from rag_train.eval.miniworld.demo import DemoRecipe, run_demo
+    from rag_train.recipe import load_recipe
+
+    chosen = numbers("--seeds", seeds)
+    results = run_demo(load_recipe(DemoRecipe, recipe, overrides or []), chosen, work, output, scratch=scratch)
+    if as_json:
+        print(results.model_dump_json())
+
+
+@app.command()
+def world(
+    output: Annotated[Path, typer.Argument(help="Directory to write.")],
+    seed: Annotated[int, typer.Option(help="Seed of the world.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Write a mini world: corpus.jsonl, the questions of train, dev and test, and the knowledge boundary."""
+    from rag_train.miniworld.world import World, WorldConfig, write_world
+
+    counts = write_world(World(WorldConfig(seed=seed)), output)
+    report(as_json, counts, f"{output}: {counts}")
+
+
+@app.command()
+def strategies(as_json: Json = False) -> None:
+    """List the inference strategies with their sources, requirements and settings."""
+    from rag_train.strategies.registry import listing
+
+    listed = listing()
+    if as_json:
+        print(json.dumps(listed))
+        return
+    for strategy in listed:
+        print(f"{strategy['name']}\n  {strategy['summary']}\n  {strategy['paper']}")
+        if strategy["needs"]:
+            print(f"  needs: {'; '.join(strategy['needs'])}")
+        if strategy["settings"]:
+            settings = (f"{key}={json.dumps(value)}" for key, value in strategy["settings"].items())
+            print(f"  settings: {', '.join(settings)}")

@@ -1,0 +1,349 @@
+"""The evaluation commands. Heavy modules are imported inside the commands, so that ``--help`` stays fast."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+from rich.console import Console
+
+from rag_train.cli.options import (
+    Adapters,
+    Engine,
+    Instructions,
+    Json,
+    Model,
+    OptionalIndexes,
+    Passages,
+    Reranker,
+    Urls,
+    engine_config,
+    kit_config,
+    numbers,
+)
+from rag_train.errors import UserError
+from rag_train.pairs import named
+
+if TYPE_CHECKING:
+    from rag_train.eval.matrix.cell import Cell
+    from rag_train.table import Table
+
+T = TypeVar("T")
+REPRODUCTION = Path("runs/reproduce/results")
+evaluation = typer.Typer()
+
+MatrixDirectory = Annotated[Path, typer.Argument(help="Directory that `rag-train eval` wrote.")]
+Questions = Annotated[
+    list[str],
+    typer.Option(
+        metavar="[NAME=][KIND:]PLACE",
+        help="Question file as released (JSON, JSON Lines, CSV, TSV), or hub:NAME,SPLIT; may be repeated.",
+    ),
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIELD=PLACE,...",
+        help="Fields of a file in any other format, such as question=q,answers=gold.text.",
+    ),
+]
+Sample = Annotated[int | None, typer.Option(help="Number of questions to draw at random from each dataset.")]
+Seed = Annotated[int, typer.Option(help="Seed of the question sample.")]
+Output = Annotated[Path, typer.Option(help="Directory for answers, scores and tables; other cells in it are kept.")]
+
+
+@evaluation.command("eval")
+def evaluate(
+    questions: Questions,
+    output: Output,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]PLACE",
+            help="Checkpoint or adapter directory, hub name, or the model's name on a server; may be repeated.",
+        ),
+    ] = None,
+    index: OptionalIndexes = None,
+    retriever: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=INDEX[,INDEX...]",
+            help="Named retriever to compare with others, instead of --index; may be repeated.",
+        ),
+    ] = None,
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of a strategy, optionally with settings: dualrag,outline=flat; may be repeated."),
+    ] = None,
+    columns: Columns = None,
+    adapter: Adapters = None,
+    reranker: Reranker = None,
+    sample: Sample = None,
+    seed: Seed = 0,
+    engine: Engine = "vllm",
+    url: Urls = None,
+    passages: Passages = 3,
+    instructions: Instructions = True,
+    watch: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN_DIR", help="Evaluate a training run's checkpoints as they appear; keep the best."
+        ),
+    ] = None,
+    metric: Annotated[
+        str, typer.Option(help="With --watch: the measure that selects the best checkpoint; higher is better.")
+    ] = "em",
+    as_json: Json = False,
+) -> None:
+    """Answer questions with every model, strategy and retriever; write answers, scores and tables.
+
+    Each model is started once. Questions that were answered before under the same settings are not answered again.
+    """
+    from rag_train.eval.matrix.run import run_matrix
+    from rag_train.questions.load import at_most, open_questions, parse_columns
+    from rag_train.retrieval.specification import split
+    from rag_train.strategies.kit import open_retrievers
+    from rag_train.strategies.registry import parse_strategy
+
+    strategies = strategy or ["direct", "cot", "rag", "deeprag"]
+    for name in strategies:
+        parse_strategy(name)
+    if bool(model) == bool(watch):
+        raise UserError("give either --model, or --watch with the output_dir of a training run")
+    if bool(index) == bool(retriever):
+        raise UserError("give either --index, or --retriever to compare named retrievers")
+    places = [named("--model", text) for text in model or []]
+    models = _by_name("--model", [(name or Path(place).name, place) for name, place in places])
+    config = kit_config("", index or [], adapter, reranker, engine, url, passages, instructions)
+    mapping = parse_columns(columns) if columns else None
+    opened = [open_questions(spec, mapping) for spec in questions]
+    datasets = _by_name("--questions", [(name, at_most(asked, sample, seed)) for name, asked in opened])
+    if index:
+        by_kind = open_retrievers(index)
+        retrievers = {next(iter(by_kind.values())).name: by_kind}
+    else:
+        indexes = named_places("--retriever", retriever or [])
+        retrievers = {name: open_retrievers(split(places)) for name, places in indexes.items()}
+
+    def run(models: dict[str, str]) -> list[Cell]:
+        return asyncio.run(run_matrix(config, models, strategies, datasets, retrievers, output, seed))
+
+    if watch:
+        from rag_train.eval.matrix.watch import watch_checkpoints
+
+        best = watch_checkpoints(watch, metric, lambda name, place: run({name: place}))
+        line = f"{watch}/best: {best['checkpoint']}, {metric} {best[metric]:.4f}"
+        print(json.dumps(best) if as_json else line)
+        return
+    _print_cells(run(models), as_json)
+
+
+@evaluation.command()
+def score(
+    predictions: Annotated[Path, typer.Argument(help="Predictions of another system, in the dataset's format.")],
+    questions: Annotated[str, typer.Option(metavar="[NAME=][KIND:]PLACE", help="The question file, as released.")],
+    output: Output,
+    name: Annotated[str, typer.Option(help="Name of the system.")],
+    columns: Columns = None,
+    as_json: Json = False,
+) -> None:
+    """Add the predictions of another system to an evaluation.
+
+    PREDICTIONS is a file for the scripts of HotpotQA, MuSiQue, SQuAD or TriviaQA, a log of FlashRAG or
+    lm-evaluation-harness, or a file of trajectories.
+    """
+    from rag_train.eval.matrix.cell import CellName
+    from rag_train.eval.matrix.predictions import load_predictions
+    from rag_train.eval.matrix.store import write_cell, write_matrix
+    from rag_train.questions.load import open_questions, parse_columns
+
+    dataset, asked = open_questions(questions, parse_columns(columns) if columns else None)
+    answers = load_predictions(predictions, asked, name)
+    cell = write_cell(output, CellName(name, "predictions", dataset, "", 0), asked, answers, {"predictions": name})
+    write_matrix(output, [cell])
+    _print_cells([cell], as_json)
+
+
+@evaluation.command()
+def compare(
+    directory: MatrixDirectory,
+    cell: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Id of a cell; give two. A single cell, by default the first, is compared with all others."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare two cells question by question, with a paired bootstrap and McNemar's test."""
+    from rag_train.eval.matrix.compare import compare_cells, comparison_table
+
+    if len(chosen := cell or []) > 2:
+        raise UserError(f"--cell: {len(chosen)} cells; give at most two")
+    comparisons = compare_cells(directory, *chosen)
+    if as_json:
+        print(json.dumps([comparison.model_dump(mode="json") for comparison in comparisons]))
+    else:
+        _print_tables([comparison_table(comparisons)])
+
+
+@evaluation.command()
+def judge(
+    directory: MatrixDirectory,
+    model: Model,
+    engine: Engine = "vllm",
+    url: Urls = None,
+    as_json: Json = False,
+) -> None:
+    """Judge all answers with a language model; the same model judges an answer only once."""
+    from rag_train.eval.matrix.judge import judge_matrix
+
+    _print_cells(asyncio.run(judge_matrix(directory, model, engine_config(engine, url))), as_json)
+
+
+@evaluation.command()
+def validate(
+    model: Annotated[str, typer.Argument(help="Checkpoint directory or hub name.")],
+    file: Annotated[Path, typer.Argument(help="Held-out examples that `rag-train synth` wrote.")],
+    engine: Engine = "vllm",
+    url: Urls = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how often each module writes its held-out example exactly; classifiers get a confusion matrix."""
+    from rag_train.eval.metrics.modules import module_tables, validate_file
+
+    scores = asyncio.run(validate_file(model, engine_config(engine, url), file))
+    if as_json:
+        print(json.dumps([score.model_dump(mode="json") for score in scores]))
+    else:
+        _print_tables(module_tables(scores))
+
+
+@evaluation.command()
+def export(
+    directory: MatrixDirectory,
+    output: Annotated[Path, typer.Argument(help="Directory to write.")],
+    format: Annotated[str, typer.Option(help="flashrag or lm-eval (lm-evaluation-harness).")],
+    as_json: Json = False,
+) -> None:
+    """Export the answers of an evaluation to the format of another harness."""
+    from rag_train.eval.matrix.export import export_matrix
+
+    files = export_matrix(directory, output, format)
+    print(json.dumps([str(file) for file in files]) if as_json else f"{output}: {len(files):,} files")
+
+
+def _print_cells(cells: Sequence[Cell], as_json: bool) -> None:
+    from rag_train.eval.matrix.tables import matrix_tables
+
+    if as_json:
+        print(json.dumps([cell.model_dump(mode="json") for cell in cells]))
+    else:
+        _print_tables(matrix_tables(cells))
+
+
+def _print_tables(tables: Sequence[Table]) -> None:
+    console = Console()  # standard output; progress and notes are on standard error
+    for table in tables:
+        console.print(table)
+
+
+def named_places(option: str, texts: Sequence[str]) -> dict[str, str]:
+    """Return places by name. Raises UserError if a text is not NAME=PLACE or a name is repeated."""
+    pairs = [named(option, text) for text in texts]
+    for text, (name, _) in zip(texts, pairs, strict=True):
+        if not name:
+            raise UserError(f"{option} {text}: the name is missing; write NAME=PLACE")
+    return _by_name(option, pairs)
+
+
+def _by_name(option: str, pairs: Sequence[tuple[str, T]]) -> dict[str, T]:
+    names = [name for name, _ in pairs]
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise UserError(f"{option}: the name {duplicate!r} is given twice; write NAME=PLACE with different names")
+    return dict(pairs)
+
+
+@evaluation.command()
+def reproduce(
+    paper: Annotated[
+        str | None, typer.Argument(help="deeprag, dualrag, hanrag, planrag or levelrag; all papers if not given.")
+    ] = None,
+    table: Annotated[
+        str | None, typer.Argument(help="Such as table1 or figure5; all tables of the paper if not given.")
+    ] = None,
+    miniworld: Annotated[
+        bool, typer.Option("--miniworld", help="Use the models and questions of the mini world.")
+    ] = False,
+    seeds: Annotated[str, typer.Option(help="With --miniworld: comma-separated seeds.")] = "0,1,2",
+    split: Annotated[str, typer.Option(help="With --miniworld: dev to choose settings, test to report.")] = "test",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROLE=MODEL", help="Model for a role: base, stage1, stage2, ...; may be repeated."),
+    ] = None,
+    questions: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DATASET=FILE", help="Questions of hotpotqa, musique, ...; may be repeated."),
+    ] = None,
+    index: OptionalIndexes = None,
+    reranker: Reranker = None,
+    sample: Sample = None,
+    seed: Seed = 0,
+    engine: Engine = "vllm",
+    url: Urls = None,
+    passages: Passages = 3,
+    work: Annotated[Path, typer.Option(help="Folder for models and answers, kept between runs.")] = Path("runs"),
+    output: Annotated[Path, typer.Option(help="Folder for reproduction.html, .md and .json.")] = REPRODUCTION,
+    as_json: Json = False,
+) -> None:
+    """Measure the papers' tables next to their printed numbers, and test the papers' claims.
+
+    With --miniworld, the default sample is 60 questions of each kind.
+    """
+    from rag_train.eval.papers.page import reproduce as run
+    from rag_train.eval.papers.printed import chosen_tables
+    from rag_train.eval.papers.sources import CheckpointSource, MiniWorldSource
+
+    chosen_tables(paper, table)  # raises UserError for unknown tables before any training
+    if miniworld:
+        from rag_train.eval.miniworld.lab import Settings
+
+        settings = Settings(work=work / "miniature", split=split, questions=sample or Settings.questions)
+        sources = [MiniWorldSource(number, settings) for number in numbers("--seeds", seeds)]
+    else:
+        from rag_train.strategies.kit import open_retrievers
+
+        if not (model and questions and index):
+            raise UserError("give either --miniworld, or --model base=..., --questions DATASET=FILE and --index")
+        models, files = named_places("--model", model), named_places("--questions", questions)
+        config = kit_config(next(iter(models.values())), index, None, reranker, engine, url, passages, True)
+        paths = {dataset: Path(file) for dataset, file in files.items()}
+        folder = work / "reproduce"
+        sources = [CheckpointSource(models, paths, config, open_retrievers(index), sample, seed, folder)]
+    orderings = run(paper, table, sources, output)
+    if as_json:
+        print(json.dumps([ordering.model_dump(mode="json") for ordering in orderings]))
+
+
+@evaluation.command("report")
+def draw_report(
+    results: Annotated[
+        Path, typer.Argument(help="Directory that `rag-train eval` wrote, or demo.json of `rag-train demo`.")
+    ],
+    output: Annotated[Path, typer.Argument(help="HTML file to write.")],
+) -> None:
+    """Write the HTML page of an evaluation: a single file that works offline."""
+    if results.is_dir():
+        from rag_train.eval.pages.matrix import write_matrix_report
+
+        write_matrix_report(output, results)
+    else:
+        from rag_train.eval.pages.results import load_results, write_report
+
+        write_report(output, load_results(results))
+    print(output)

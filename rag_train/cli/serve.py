@@ -1,0 +1,82 @@
+"""The commands that serve over HTTP. Each command imports heavy modules when it runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sized
+from typing import Annotated
+
+import typer
+
+from rag_train.cli.options import (
+    Adapters,
+    Engine,
+    Indexes,
+    Instructions,
+    Model,
+    Passages,
+    Reranker,
+    Urls,
+    kit_config,
+)
+from rag_train.progress import console
+
+serving = typer.Typer(no_args_is_help=True, help="Serve over HTTP.")
+
+
+@serving.command("retriever")
+def serve_retriever(
+    place: Annotated[str, typer.Argument(help="The retriever to serve; see above.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.")] = 8000,
+    max_k: Annotated[int, typer.Option(help="Maximum number of passages for a query.")] = 100,
+    threads: Annotated[int, typer.Option(help="Most batches searched at once.", min=1)] = min(
+        4, os.cpu_count() or 1
+    ),
+) -> None:
+    """Serve a retriever: POST /search, GET /health, /metrics and /docs.
+
+    PLACE is an index directory of `rag-train index`, or one of:
+    http://HOST:PORT (retrieval service)
+    bing, serper, searxng+http://HOST:PORT/search (web search)
+    elastic://HOST:PORT/INDEX
+    milvus://HOST:PORT/COLLECTION, milvus:FILE.db/COLLECTION (add ?encoder=MODEL)
+    rrf(A, B), weighted(0.3*A, 0.7*B), rerank(A, MODEL), cache(A, FILE)
+    """
+    from rag_train.retrieval.open import open_retriever
+    from rag_train.serving.http import address, listen
+    from rag_train.serving.retriever import Limits, serve
+
+    retriever = open_retriever(place)
+    size = f"{len(retriever):,} passages, " if isinstance(retriever, Sized) else ""
+    with listen(host, port) as sock:
+        console.print(f"{retriever.name}: {size}{address(sock)}/docs")
+        serve(retriever, sock, Limits(k=max_k), threads)
+
+
+@serving.command("strategy")
+def serve_strategy(
+    name: Annotated[str, typer.Argument(help="Strategy with settings, such as dualrag,outline=flat.")],
+    model: Model,
+    index: Indexes,
+    adapter: Adapters = None,
+    reranker: Reranker = None,
+    engine: Engine = "vllm",
+    url: Urls = None,
+    passages: Passages = 3,
+    instructions: Instructions = True,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.")] = 8000,
+) -> None:
+    """Answer questions: a web page at /, and OpenAI's POST /v1/chat/completions with the steps of each answer."""
+    from rag_train.serving.http import address, listen
+    from rag_train.serving.strategy import serve
+    from rag_train.strategies.kit import open_kit, open_retrievers
+    from rag_train.strategies.registry import parse_strategy
+
+    parse_strategy(name)
+    config = kit_config(model, index, adapter, reranker, engine, url, passages, instructions)
+    retrievers = open_retrievers(index)
+    with listen(host, port) as sock:
+        console.print(f"{name} with {model} and {next(iter(retrievers.values())).name}: {address(sock)}/")
+        serve(open_kit(config, retrievers), name, sock)

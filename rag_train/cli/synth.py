@@ -1,0 +1,264 @@
+"""The commands of data: synthesis, checks and the viewer. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from rag_train.cli.options import Json, Overrides, report
+from rag_train.errors import UserError
+
+if TYPE_CHECKING:
+    from rag_train.resumable import Shard, Summary
+
+synthesis = typer.Typer(no_args_is_help=True, help="Synthesise training data from a recipe.")
+records = typer.Typer(no_args_is_help=True, help="Check and view files of records.")
+
+RecipeFile = Annotated[Path, typer.Argument(help="YAML recipe.")]
+RecordFile = Annotated[
+    Path, typer.Argument(help="JSON Lines file of training examples, preference pairs, trajectories or questions.")
+]
+ShardOption = Annotated[
+    str | None,
+    typer.Option(
+        "--shard",
+        metavar="I/N",
+        help="Do part I of N; the process that completes the last part writes the output.",
+    ),
+]
+RayOption = Annotated[
+    int | None,
+    typer.Option("--ray", metavar="N", help="Do N parts on a Ray cluster with a shared file system.", min=1),
+]
+PushOption = Annotated[
+    str | None,
+    typer.Option("--push-to-hub", metavar="REPO", help="Upload data and card to this dataset repository."),
+]
+
+
+@synthesis.command()
+def deeprag(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    shard: ShardOption = None,
+    ray: RayOption = None,
+    push_to_hub: PushOption = None,
+    as_json: Json = False,
+) -> None:
+    """DeepRAG: optimal trajectories (stage=sft) or preference pairs (stage=pairs).
+
+    Start from recipes/deeprag_synth.yaml.
+    """
+    from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
+    from rag_train.data_synth.deeprag.run import synthesize
+
+    _synthesize(DeepRAGRecipe, synthesize, recipe, overrides, shard, ray, push_to_hub, as_json)
+
+
+@synthesis.command()
+def dualrag(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    shard: ShardOption = None,
+    ray: RayOption = None,
+    push_to_hub: PushOption = None,
+    as_json: Json = False,
+) -> None:
+    """DualRAG: examples of its modules, from gold annotations or by a teacher.
+
+    Start from recipes/gold.yaml or recipes/dualrag_teacher.yaml.
+    """
+    _synthesize_modules("dualrag", recipe, overrides, shard, ray, push_to_hub, as_json)
+
+
+@synthesis.command()
+def hanrag(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    shard: ShardOption = None,
+    ray: RayOption = None,
+    push_to_hub: PushOption = None,
+    as_json: Json = False,
+) -> None:
+    """HANRAG: examples of its modules, from gold annotations or by a teacher.
+
+    Start from recipes/gold.yaml or recipes/hanrag_teacher.yaml.
+    """
+    _synthesize_modules("hanrag", recipe, overrides, shard, ray, push_to_hub, as_json)
+
+
+@synthesis.command()
+def levelrag(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    shard: ShardOption = None,
+    ray: RayOption = None,
+    push_to_hub: PushOption = None,
+    as_json: Json = False,
+) -> None:
+    """LevelRAG: examples of its modules, from gold annotations.
+
+    Start from recipes/gold.yaml.
+    """
+    _synthesize_modules("levelrag", recipe, overrides, shard, ray, push_to_hub, as_json)
+
+
+@synthesis.command()
+def planrag(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    shard: ShardOption = None,
+    ray: RayOption = None,
+    push_to_hub: PushOption = None,
+    as_json: Json = False,
+) -> None:
+    """PlanRAG: examples of its modules, from gold annotations or by a teacher.
+
+    Start from recipes/gold.yaml or recipes/planrag_teacher.yaml.
+    """
+    _synthesize_modules("planrag", recipe, overrides, shard, ray, push_to_hub, as_json)
+
+
+@synthesis.command()
+def compound(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    shard: ShardOption = None,
+    ray: RayOption = None,
+    push_to_hub: PushOption = None,
+    as_json: Json = False,
+) -> None:
+    """HANRAG's benchmark of compound questions, built by a teacher from an index.
+
+    Start from recipes/compound.yaml.
+    """
+    from rag_train.data_synth.compound import CompoundRecipe, synthesize_compound
+
+    _synthesize(CompoundRecipe, synthesize_compound, recipe, overrides, shard, ray, push_to_hub, as_json)
+
+
+@synthesis.command("adaptive-rag")
+def adaptive_rag(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    shard: ShardOption = None,
+    ray: RayOption = None,
+    push_to_hub: PushOption = None,
+    as_json: Json = False,
+) -> None:
+    """Adaptive-RAG: complexity labels for its classifier.
+
+    Start from recipes/router_synth.yaml.
+    """
+    _synthesize_classifier("adaptive-rag", recipe, overrides, shard, ray, push_to_hub, as_json)
+
+
+@synthesis.command()
+def uar(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    shard: ShardOption = None,
+    ray: RayOption = None,
+    push_to_hub: PushOption = None,
+    as_json: Json = False,
+) -> None:
+    """UAR: labels of its four judgements.
+
+    Start from recipes/router_synth.yaml.
+    """
+    _synthesize_classifier("uar", recipe, overrides, shard, ray, push_to_hub, as_json)
+
+
+def _synthesize_modules(method: str, *arguments: Any) -> None:
+    from rag_train.data_synth.modules.registry import FACTORIES
+    from rag_train.data_synth.modules.run import synthesize_modules
+
+    factory = FACTORIES[method]
+    _synthesize(factory.recipe, partial(synthesize_modules, factory), *arguments)
+
+
+def _synthesize_classifier(method: Literal["adaptive-rag", "uar"], *arguments: Any) -> None:
+    from rag_train.data_synth.classifiers import ClassifierRecipe, synthesize_classifier
+
+    _synthesize(ClassifierRecipe, partial(synthesize_classifier, method), *arguments)
+
+
+def _synthesize(
+    recipe_type: type[Any],
+    synthesize: Callable[[Any, Shard], Coroutine[Any, Any, Summary]],
+    recipe: Path,
+    overrides: list[str] | None,
+    shard: str | None,
+    ray: int | None,
+    repo: str | None,
+    as_json: bool,
+) -> None:
+    """Load the recipe, write its output in this process or on Ray, then the card, and upload both to ``repo``."""
+    from rag_train.data_synth.inspect.card import check_token, push, write_card
+    from rag_train.recipe import load_recipe
+    from rag_train.resumable import WHOLE, Shard, summary_line
+
+    work = partial(synthesize, load_recipe(recipe_type, recipe, overrides or []))
+    if shard and ray:
+        raise UserError("--shard and --ray exclude each other: --ray itself assigns the parts; give one of the two")
+    if repo:
+        check_token()
+    if ray:
+        from rag_train.data_synth.cluster import synthesize_on_ray
+
+        summary = synthesize_on_ray(work, ray)
+    else:
+        summary = asyncio.run(work(Shard.parse(shard) if shard else WHOLE))
+    lines = [summary_line(summary)]
+    if not summary.remaining:
+        lines.append(f"card: {write_card(Path(summary.output))}")
+        lines += [f"pushed: {push(Path(summary.output), repo)}"] if repo else []
+    report(as_json, asdict(summary), "\n".join(lines))
+
+
+@records.command("check")
+def check_data(
+    file: RecordFile,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="Tokenizer (directory or hub name) to measure lengths in tokens, not in characters."),
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Question file kept for evaluation: report records that leak it.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check schema, duplicates, leaked questions and lengths.
+
+    Exit code 0: no problems; 1: problems found; 2: the file cannot be read.
+    """
+    from rag_train.data_synth.inspect.check import check, render_report
+
+    result = check(file, tokenizer, against)
+    if as_json:
+        print(json.dumps(asdict(result)))
+    else:
+        Console().print(render_report(result))
+    raise typer.Exit(bool(result.findings))
+
+
+@records.command("view")
+def view_data(
+    file: RecordFile,
+    output: Annotated[Path | None, typer.Option(help="HTML file to write; default: FILE.html.")] = None,
+    most: Annotated[
+        int, typer.Option(help="Maximum number of records shown, spread evenly over the file.", min=1)
+    ] = 2000,
+) -> None:
+    """Write an HTML page that shows the records, and the rejected items, one by one."""
+    from rag_train.data_synth.inspect.view import write_page
+
+    print(write_page(file, output or Path(f"{file}.html"), most))

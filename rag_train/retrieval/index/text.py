@@ -1,0 +1,64 @@
+"""Settings, tokenizer and searchable text of BM25, for building and for searching an index."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import Stemmer
+
+from rag_train.errors import UserError
+from rag_train.schema import Passage
+
+_WORD = re.compile(r"\b\w\w+\b")
+
+
+@dataclass(frozen=True)
+class BM25Config:
+    """Settings of the tokenizer and of BM25.
+
+    Attributes:
+        lowercase: whether to ignore case.
+        stopwords: ``en`` removes Lucene's 33 English stop words.
+        stemmer: ``english`` reduces words to their stems with Snowball's English stemmer.
+        k1: how slowly repetitions of a term saturate; above 0.
+        b: how strongly long passages are discounted; from 0 to 1.
+        method: the scoring formula; ``lucene`` is used by Lucene, Elasticsearch and Pyserini.
+    """
+
+    lowercase: bool = True
+    stopwords: Literal["en"] | None = "en"
+    stemmer: Literal["english"] | None = "english"
+    k1: float = 1.5
+    b: float = 0.75
+    method: Literal["lucene"] = "lucene"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.k1 < float("inf"):
+            raise UserError(f"bm25: k1 is {self.k1}; give a number above 0, such as 1.5")
+        if not 0 <= self.b <= 1:
+            raise UserError(f"bm25: b is {self.b}; give a number from 0 to 1, such as 0.75")
+
+
+def tokenizer(config: BM25Config) -> Callable[[str], list[str]]:
+    """Return a function that splits text into words of two or more characters, removes stop words and stems.
+
+    Create one tokenizer per thread: a Snowball stemmer is not thread-safe.
+    """
+    from bm25s.stopwords import STOPWORDS_EN
+
+    stopwords = frozenset(STOPWORDS_EN if config.stopwords else ())
+    stem = Stemmer.Stemmer(config.stemmer).stemWords if config.stemmer else list
+
+    def tokenize(text: str) -> list[str]:
+        words = _WORD.findall(text.lower() if config.lowercase else text)
+        return stem([word for word in words if word not in stopwords])
+
+    return tokenize
+
+
+def indexed_text(passage: Passage) -> str:
+    """Return the searchable text of a passage: its title and its text."""
+    return f"{passage.title} {passage.text}"

@@ -1,0 +1,88 @@
+"""The client of the retrieval service, itself a retriever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from rag_train.errors import UserError
+from rag_train.http import httpx, send
+from rag_train.retrieval.corpus import encodable
+from rag_train.retrieval.remote.messages import SearchRequest, SearchResponse
+from rag_train.schema import Passage
+
+
+class RetrievalClient:
+    """A retriever served by `rag_train.serving.retriever`. Threads can share it.
+
+    Args:
+        url: address of the service, such as ``http://127.0.0.1:8000``.
+        timeout: seconds to wait for a connection, and for each part of a response.
+        retries: number of further attempts if the service is busy or cannot be reached.
+
+    Attributes:
+        name: name of the served retriever.
+
+    Raises:
+        UserError: if there is no retrieval service at the address.
+    """
+
+    def __init__(self, url: str, timeout: float = 60.0, retries: int = 3):
+        self.url = url.rstrip("/")
+        self.retries = retries
+        self._client = httpx.Client(timeout=timeout)
+        health = self._send("GET", "/health")
+        try:
+            self.name = str(health.json()["retriever"])
+            self._max_queries = int(health.json()["max_queries"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._error("the server is not a retrieval service") from error
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Return the passages of the served retriever; queries beyond the service's limit are sent in parts.
+
+        Raises:
+            ValueError: if ``k`` is less than 1.
+            UserError: if the service cannot be reached, rejects the request, or sends an invalid response.
+        """
+        if k < 1:
+            raise ValueError(f"k is {k}; ask for at least one passage")
+        parts = [queries[i : i + self._max_queries] for i in range(0, len(queries), self._max_queries)]
+        return [passages for part in parts for passages in self._search(part, k)]
+
+    def _search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        request = SearchRequest.model_construct(queries=[encodable(query) for query in queries], k=k)
+        response = self._send("POST", "/search", content=request.model_dump_json())
+        try:
+            found = SearchResponse.model_validate_json(response.content).passages
+        except ValidationError as error:
+            raise self._error("the response is not that of a retrieval service") from error
+        if len(found) != len(queries):
+            raise self._error(f"the response has {len(found)} results for {len(queries)} queries")
+        return found
+
+    def _send(self, method: str, path: str, **content: Any) -> httpx.Response:
+        try:
+            response = send(self._client, method, self.url + path, self.retries, **content)
+        except (httpx.RequestError, httpx.InvalidURL) as error:
+            raise self._error(str(error) or type(error).__name__) from error
+        if response.status_code != 200:
+            raise self._error(f"status {response.status_code}, {_detail(response)}")
+        return response
+
+    def _error(self, problem: str) -> UserError:
+        return UserError(
+            f"retrieval service {self.url}: {problem}; "
+            "start it with `rag-train serve retriever`, or correct the address"
+        )
+
+
+def _detail(response: httpx.Response) -> str:
+    """Return the error message of the service, or the text of any other server, as one line."""
+    try:
+        text = str(response.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        text = response.text
+    return " ".join(text.split())[:300]

@@ -1,0 +1,156 @@
+"""Search with Lucene's query syntax on Elasticsearch or OpenSearch, for corpora too large for one machine.
+
+It takes the same queries as `LuceneIndex`. It is tested with a fake server that implements the REST API
+(`tests/rag_train/retrieval/remote/test_elastic.py`); it has not been run on a real cluster.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from rag_train.errors import UserError
+from rag_train.http import httpx, send
+from rag_train.retrieval.corpus import encodable
+from rag_train.retrieval.index.lucene_query import parse, render
+from rag_train.schema import Passage
+
+_NDJSON = {"Content-Type": "application/x-ndjson"}
+_BULK = 1000
+_MSEARCH = 256
+_EVERYWHERE = "all"
+
+_INDEX = {
+    "mappings": {
+        "properties": {
+            "title": {"type": "text", "analyzer": "english", "copy_to": _EVERYWHERE},
+            "text": {"type": "text", "analyzer": "english", "copy_to": _EVERYWHERE},
+            _EVERYWHERE: {"type": "text", "analyzer": "english"},
+        }
+    }
+}
+
+
+class ElasticRetriever:
+    """An index of a cluster. Threads can share it.
+
+    Args:
+        url: address of the cluster, such as ``http://127.0.0.1:9200``.
+        index: name of the index.
+        headers: headers of every request, such as ``{"Authorization": "ApiKey ..."}``.
+        timeout: seconds to wait for a connection, and for each part of a response.
+        retries: number of further attempts if the cluster is busy or cannot be reached.
+    """
+
+    name = "elastic"
+
+    def __init__(
+        self, url: str, index: str, headers: dict[str, str] | None = None, timeout: float = 60.0, retries: int = 3
+    ):
+        self.url = url.rstrip("/")
+        self.index = index
+        self.retries = retries
+        self._client = httpx.Client(timeout=timeout, headers=headers)
+
+    def index_passages(self, passages: Iterable[Passage], progress: Callable[[int], None] = lambda _: None) -> int:
+        """Add passages to the index, which is created if necessary, and return their number.
+
+        A passage replaces an indexed passage with the same id, so an interrupted call can be repeated.
+
+        Args:
+            progress: called with the number of passages added so far.
+
+        Raises:
+            UserError: if the cluster cannot be reached or rejects a passage.
+        """
+        created = self._send("PUT", f"/{self.index}", json=_INDEX, allowed=(400,))
+        if created.status_code == 400 and "resource_already_exists" not in created.text:
+            raise self._error(created.text[:300])
+        total, stream = 0, iter(passages)
+        while block := list(islice(stream, _BULK)):
+            lines = (
+                line
+                for p in block
+                for line in ({"index": {"_id": p.id}}, {"title": encodable(p.title), "text": encodable(p.text)})
+            )
+            answer = _json(self._send("POST", f"/{self.index}/_bulk", content=_ndjson(lines), headers=_NDJSON))
+            if answer.get("errors"):
+                refused = next(i["index"] for i in answer["items"] if "error" in i["index"])
+                raise self._error(f"passage {refused['_id']!r} was rejected ({refused['error'].get('reason')})")
+            total += len(block)
+            progress(total)
+        self._send("POST", f"/{self.index}/_refresh")
+        return total
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Return for each query at most ``k`` passages that match it, like `LuceneIndex.search`.
+
+        Scores and the order of equal scores are determined by the cluster.
+
+        Raises:
+            ValueError: if ``k`` is less than 1.
+            UserError: if the cluster cannot be reached, lacks the index, or sends an invalid response.
+        """
+        if k < 1:
+            raise ValueError(f"k is {k}; ask for at least one passage")
+        rendered = [_lucene_query(query) for query in queries]
+        searchable = [i for i, query in enumerate(rendered) if query]
+        found: list[list[Passage]] = [[] for _ in queries]
+        for start in range(0, len(searchable), _MSEARCH):
+            part = searchable[start : start + _MSEARCH]
+            for i, passages in zip(part, self._msearch([rendered[i] for i in part], k), strict=True):
+                found[i] = passages
+        return found
+
+    def _msearch(self, queries: Sequence[str], k: int) -> Iterator[list[Passage]]:
+        lines = []
+        for query in queries:
+            condition = {"query_string": {"query": query, "default_field": _EVERYWHERE}}
+            lines += [{}, {"query": condition, "size": k, "_source": ["title", "text"]}]
+        answer = _json(self._send("POST", f"/{self.index}/_msearch", content=_ndjson(lines), headers=_NDJSON))
+        responses = answer.get("responses")
+        if not isinstance(responses, list) or len(responses) != len(queries):
+            raise self._error("the response is not that of Elasticsearch")
+        for response in responses:
+            if "error" in response:
+                raise self._error(str(response["error"].get("reason"))[:300])
+            yield [
+                Passage(
+                    id=hit["_id"], title=hit["_source"]["title"], text=hit["_source"]["text"], score=hit["_score"]
+                )
+                for hit in response["hits"]["hits"]
+            ]
+
+    def _send(self, method: str, path: str, allowed: Sequence[int] = (), **content: Any) -> httpx.Response:
+        try:
+            response = send(self._client, method, self.url + path, self.retries, **content)
+        except (httpx.RequestError, httpx.InvalidURL) as error:
+            raise self._error(str(error) or type(error).__name__) from error
+        if response.status_code not in (200, 201, *allowed):
+            raise self._error(f"status {response.status_code}, {' '.join(response.text[:300].split())}")
+        return response
+
+    def _error(self, problem: str) -> UserError:
+        return UserError(
+            f"elastic {self.url}/{self.index}: {problem}; check the address, the index and the cluster"
+        )
+
+
+def _lucene_query(query: str) -> str:
+    """Return the query for the cluster, or "" for exclusions only, which would match all other passages there."""
+    clauses = parse(query)
+    return render(clauses) if any(clause.occur != "must_not" for clause in clauses) else ""
+
+
+def _ndjson(lines: Iterable[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def _json(response: httpx.Response) -> dict[str, Any]:
+    try:
+        value = response.json()
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {}

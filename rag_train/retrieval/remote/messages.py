@@ -1,0 +1,22 @@
+"""The request and the response of the retrieval service."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StrictInt, StrictStr
+
+from rag_train.schema import Passage, Record
+
+
+class SearchRequest(Record):
+    """The body of ``POST /search``."""
+
+    queries: list[StrictStr]
+    k: Annotated[StrictInt, Field(ge=1)] = 5
+
+
+class SearchResponse(Record):
+    """The body of the response: for each query the passages, best first."""
+
+    passages: list[list[Passage]]

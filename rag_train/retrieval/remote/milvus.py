@@ -1,0 +1,194 @@
+"""Dense retrieval with Milvus, for vectors too large for one machine.
+
+Milvus Lite, which runs in the process on a local ``.db`` file, has the same interface as a Milvus cluster. The
+tests on one machine therefore cover the code that runs on many; only the address differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+
+from rag_train.errors import UserError, not_installed
+from rag_train.retrieval.corpus import encode as to_line
+from rag_train.schema import Passage
+
+try:
+    from pymilvus import DataType, MilvusClient
+    from pymilvus.exceptions import MilvusException
+except ImportError as error:
+    raise not_installed(error) from error
+
+Metric = Literal["ip", "cosine"]
+
+_MAX_BYTES = 65_535
+"""Maximum size of a VARCHAR; a passage of 100 words has about 700 bytes."""
+_MAX_K = 16_384
+"""Maximum number of results that Milvus returns for a query."""
+_UPSERT = 1_000
+"""Passages in one upsert: about 5 MB with 1,024 dimensions; a message can have 64 MB."""
+_SEARCH = 256
+"""Queries in one search; their results must fit into one message."""
+
+
+class MilvusRetriever:
+    """A Milvus collection of passages and their vectors.
+
+    The first call of `index_vectors` creates the collection, which stores its metric and dimension. The key of a
+    passage is the SHA-256 of its id, because keys are short in Milvus while ids can be any string.
+
+    Args:
+        uri: address of a cluster, such as ``http://127.0.0.1:19530``, or a path ending in ``.db`` for Milvus Lite.
+        collection: name of the collection: letters, digits and underscores.
+        encode: function from n queries to float32 vectors of shape (n, d).
+        metric: ``ip``, the inner product, or ``cosine``; for both, higher scores are better.
+
+    Raises:
+        UserError: if Milvus cannot be reached, or if the collection has another schema or another metric.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        collection: str,
+        encode: Callable[[Sequence[str]], np.ndarray],
+        metric: Metric = "ip",
+    ):
+        self.name = "milvus"
+        self.uri = uri
+        self.collection = collection
+        self.encode = encode
+        self.metric: Metric = metric
+        self._dimension: int | None = None
+        if metric not in ("ip", "cosine"):
+            raise self._error(f"unknown metric {metric!r}", "give ip or cosine")
+        with self._user_errors("check the address; only one process can open a .db file at a time"):
+            self._client = MilvusClient(uri)
+        self._open()
+
+    def index_vectors(self, passages: Sequence[Passage], vectors: np.ndarray) -> None:
+        """Add passages to the collection; a passage with an existing id is replaced, so the call can be repeated.
+
+        Args:
+            vectors: float32, of shape (passages, d).
+
+        Raises:
+            UserError: if the shape of the vectors does not fit, if a vector contains a value that is not finite, or
+                if a passage is too long for Milvus; nothing is written in these cases. Also if Milvus fails; then
+                the passages written so far remain, and repeating the call completes it.
+        """
+        vectors = self._checked(vectors, len(passages))
+        rows = [_row(passage) for passage in passages]
+        for passage, row in zip(passages, rows, strict=True):
+            if len(row["passage"].encode()) > _MAX_BYTES:
+                raise self._error(
+                    f"passage {passage.id[:80]!r} is longer than {_MAX_BYTES:,} bytes",
+                    "split it up",
+                )
+        if not rows:
+            return
+        if self._dimension is None:
+            self._create(vectors.shape[1])
+        with self._user_errors():
+            for start in range(0, len(rows), _UPSERT):
+                part = range(start, min(start + _UPSERT, len(rows)))
+                self._client.upsert(self.collection, [{**rows[i], "vector": vectors[i]} for i in part])
+            self._client.flush(self.collection)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Return the ``k`` nearest passages to each query's vector; the score is the inner product or the cosine.
+
+        The search is exact in Milvus Lite and approximate in a cluster.
+
+        Raises:
+            ValueError: if ``k`` is not between 1 and 16,384, Milvus's limit.
+            UserError: if the collection does not exist, if the query vectors do not fit it, or if Milvus fails.
+        """
+        if not 1 <= k <= _MAX_K:
+            raise ValueError(f"k is {k}; ask for 1 to {_MAX_K} passages")
+        if self._dimension is None:
+            self._open()  # another process may have created it in the meantime
+        if self._dimension is None:
+            raise self._error("the collection does not exist", "index passages first, or correct its name")
+        if not queries:
+            return []
+        vectors = self._checked(self.encode(queries), len(queries))
+        parts = [vectors[i : i + _SEARCH] for i in range(0, len(vectors), _SEARCH)]
+        return [passages for part in parts for passages in self._search(part, k)]
+
+    def _search(self, vectors: np.ndarray, k: int) -> list[list[Passage]]:
+        with self._user_errors():
+            found = self._client.search(self.collection, data=list(vectors), limit=k, output_fields=["passage"])
+        return [[_passage(hit) for hit in hits] for hits in found]
+
+    def _open(self) -> None:
+        """Check the collection, if it exists, and load it."""
+        with self._user_errors():
+            if not self._client.has_collection(self.collection):
+                return
+            schema: Any = self._client.describe_collection(self.collection)
+            dimension = {field["name"]: field["params"].get("dim") for field in schema["fields"]}
+            if dimension.keys() != {"key", "passage", "vector"}:
+                raise self._error("not a collection of rag-train", "choose another name")
+            index: Any = self._client.describe_index(self.collection, "vector")
+            metric = index["metric_type"].lower()
+            if metric != self.metric:
+                raise self._error(f"its metric is {metric}, not {self.metric}", f"open it with metric={metric}")
+            self._client.load_collection(self.collection)
+        self._dimension = int(dimension["vector"])
+
+    def _create(self, dimension: int) -> None:
+        schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("key", DataType.VARCHAR, is_primary=True, max_length=64)
+        schema.add_field("passage", DataType.VARCHAR, max_length=_MAX_BYTES)
+        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dimension)
+        index = MilvusClient.prepare_index_params()
+        # Milvus Lite's automatic index is an HNSW with poor recall for large k; at its size exact search is fast.
+        kind = "FLAT" if self.uri.endswith(".db") else "AUTOINDEX"
+        index.add_index("vector", index_type=kind, metric_type=self.metric.upper())
+        with self._user_errors():
+            # Session: a client sees its own writes at once, those of others within seconds; searches need not wait.
+            self._client.create_collection(
+                self.collection, schema=schema, index_params=index, consistency_level="Session"
+            )
+        self._dimension = dimension
+
+    def _checked(self, vectors: np.ndarray, rows: int) -> np.ndarray:
+        if vectors.ndim != 2 or len(vectors) != rows:
+            raise self._error(f"vectors of shape {vectors.shape} for {rows} texts", "give one vector for each text")
+        if self._dimension not in (None, vectors.shape[1]):
+            raise self._error(
+                f"its vectors have {self._dimension} dimensions, not {vectors.shape[1]}",
+                "use the encoder that it was built with",
+            )
+        if not np.isfinite(vectors).all():
+            raise self._error("a vector contains a value that is not finite", "run the encoder in float32")
+        return vectors.astype(np.float32, copy=False)
+
+    @contextmanager
+    def _user_errors(
+        self, remedy: str = "check the server and the name of the collection, then try again"
+    ) -> Iterator[None]:
+        """Turn Milvus's errors into UserErrors."""
+        try:
+            yield
+        except MilvusException as error:
+            problem = " ".join(str(error.message).split())[:300]
+            raise self._error(problem or "Milvus failed without a message", remedy) from error
+
+    def _error(self, problem: str, remedy: str) -> UserError:
+        return UserError(f"Milvus {self.uri}, collection {self.collection!r}: {problem}; {remedy}")
+
+
+def _row(passage: Passage) -> dict[str, Any]:
+    key = hashlib.sha256(passage.id.encode()).hexdigest()
+    return {"key": key, "passage": to_line(passage).decode()}
+
+
+def _passage(hit: dict[str, Any]) -> Passage:
+    stored = Passage.model_validate_json(hit["entity"]["passage"])
+    return stored.model_copy(update={"score": float(hit["distance"])})

@@ -1,0 +1,303 @@
+"""The strategy service: OpenAI's chat protocol over strategies, and a page that shows answers step by step.
+
+The last user message is the question, and the strategy's answer is the reply. In addition to OpenAI's fields, the
+service sends the ``trajectory``; a stream also contains each ``step`` when it is completed, and the ``plan`` and
+the ``outline`` when they change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from pydantic import BaseModel, Field, ValidationError
+
+from rag_train.errors import UserError, not_installed
+from rag_train.llm.base import EngineError
+from rag_train.schema import Question, Record, Trajectory
+from rag_train.strategies.base import Kit, Strategy, watcher
+from rag_train.strategies.registry import STRATEGIES, build
+
+try:
+    from fastapi import FastAPI, HTTPException, Request, Response
+    from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+    from starlette.exceptions import HTTPException as AnyHTTPException
+    from starlette.requests import ClientDisconnect
+
+    from rag_train.serving.http import first_error, read_body, server
+except ImportError as error:
+    raise not_installed(error) from error
+
+_log = logging.getLogger(__name__)
+
+Event = tuple[str, Any]
+"""An event of `rag_train.strategies.base.watcher`, or at the end ("trajectory", Trajectory)."""
+
+MAX_BODY = 2**20
+"""Maximum size of a request body in bytes."""
+
+
+class Part(BaseModel):
+    """A part of a message; only parts of type ``text`` have text."""
+
+    type: str
+    text: str = ""
+
+
+class Message(BaseModel):
+    """A message of the conversation."""
+
+    role: str
+    content: str | list[Part] | None = None
+
+
+class ChatRequest(BaseModel):
+    """The fields used of OpenAI's request; sampling parameters are ignored, because the strategy sets them."""
+
+    messages: list[Message]
+    model: str = Field("", max_length=200)
+    """A strategy from ``GET /v1/models``; by default the service's strategy."""
+    strategy: str = Field("", max_length=200)
+    """A strategy with settings, such as ``dualrag,outline=flat``; takes precedence over ``model``."""
+    stream: bool = False
+
+    @property
+    def question(self) -> str:
+        """Text of the last user message, or "" if there is no such message."""
+        content = next((m.content for m in reversed(self.messages) if m.role == "user"), None) or ""
+        return (content if isinstance(content, str) else "\n".join(part.text for part in content)).strip()
+
+
+def serve(opening: AbstractAsyncContextManager[Kit], name: str, sock: socket.socket) -> None:
+    """Run the service on a listening socket until it is interrupted.
+
+    Raises:
+        UserError: if the kit cannot be opened, or if it lacks what strategy ``name`` requires.
+    """
+    problems: list[UserError] = []
+
+    def refuse(error: UserError) -> None:
+        problems.append(error)
+        runner.should_exit = True
+
+    runner = server(app(opening, name, refuse))
+    with suppress(KeyboardInterrupt):  # Uvicorn raises it again after an orderly shutdown
+        runner.run(sockets=[sock])
+    if problems:
+        raise problems[0]
+
+
+def app(
+    opening: AbstractAsyncContextManager[Kit], name: str, refuse: Callable[[UserError], None] | None = None
+) -> FastAPI:
+    """Return the service: ``GET /`` (the page), ``POST /v1/chat/completions``, ``GET /v1/models``, ``GET /health``.
+
+    Errors have OpenAI's format ``{"error": {"message": one line, "type"}}``: 400 if the request is not a
+    `ChatRequest`, the strategy is unknown, or a prompt exceeds the model's context; 413 if the body is too large;
+    502 if the engine or the retriever is unavailable; 500 if the strategy fails otherwise.
+
+    Args:
+        opening: context manager of the kit, entered on the server's event loop because engines require it.
+        name: the strategy, with settings, for requests that do not name a strategy.
+        refuse: called with an error that prevents the start; Uvicorn would print it with a traceback.
+    """
+
+    @asynccontextmanager
+    async def lifespan(api: FastAPI) -> AsyncIterator[dict[str, Any]]:
+        async with AsyncExitStack() as stack:
+            state = {}
+            try:
+                state["kit"] = await stack.enter_async_context(opening)
+                build(name, state["kit"])
+            except UserError as error:
+                if refuse is None:
+                    raise
+                refuse(error)
+            yield state
+
+    api = FastAPI(title="rag-train strategies", lifespan=lifespan, openapi_url=None)
+    page, policy = _page()
+    started = int(time.time())
+
+    @api.get("/")
+    async def show() -> Response:
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy})
+
+    @api.get("/health")
+    async def health(request: Request) -> dict[str, Any]:
+        """Status of the service, and its strategy, model and retriever."""
+        kit: Kit = request.state.kit
+        searcher = kit.retriever.retriever.name
+        return {"status": "ok", "strategy": name, "model": kit.llm.name, "retriever": searcher, "k": kit.passages}
+
+    @api.get("/v1/models")
+    async def models(request: Request) -> dict[str, Any]:
+        """The strategies that can run with the kit, the service's strategy first."""
+        data = []
+        for spec in dict.fromkeys([name, *STRATEGIES]):
+            with suppress(UserError):
+                strategy = build(spec, request.state.kit)
+                description = (strategy.__doc__ or "").partition("\n")[0]
+                extra = {"description": description, "paper": strategy.paper}
+                data.append({"id": spec, "object": "model", "created": started, "owned_by": "rag-train"} | extra)
+        return {"object": "list", "data": data}
+
+    @api.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        chat_request = _parse(await read_body(request.receive, MAX_BODY, "send fewer or shorter messages"))
+        strategy = _build(chat_request.strategy or chat_request.model or name, request.state.kit)
+        head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": strategy.name}
+        events = _follow(strategy, chat_request.question, request)
+        if chat_request.stream:
+            return StreamingResponse(_stream(events, head), media_type="text/event-stream")
+        match [event async for event in events]:
+            case [*_, ("trajectory", trajectory)]:
+                return Response(_completion(trajectory, head), media_type="application/json")
+        raise ClientDisconnect
+
+    @api.exception_handler(AnyHTTPException)
+    async def answer(request: Request, error: AnyHTTPException) -> Response:
+        return JSONResponse(_error(error), error.status_code, error.headers)
+
+    @api.exception_handler(ClientDisconnect)
+    async def leave(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # the client has disconnected and does not receive it
+
+    return api
+
+
+async def _follow(strategy: Strategy, question: str, request: Request) -> AsyncIterator[Event]:
+    """Yield the events of a running strategy, and at the end ("trajectory", Trajectory).
+
+    If the client disconnects, the strategy is cancelled and the events end. Raises HTTPException if it fails.
+    """
+    shown: asyncio.Queue[Event | None] = asyncio.Queue()  # None: the strategy has ended
+
+    async def work() -> Trajectory:
+        # Set in the context of this task only: events of other requests do not arrive here.
+        watcher.set(lambda kind, what: shown.put_nowait((kind, what)))
+        try:
+            # A Question requires gold answers; strategies do not read them.
+            return await strategy.answer(Question(id=uuid4().hex, question=question, answers=["?"]))
+        finally:
+            shown.put_nowait(None)
+
+    async def cancel_when_gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        task.cancel()
+
+    task = asyncio.create_task(work())
+    listening = asyncio.create_task(cancel_when_gone())
+    try:
+        while (event := await shown.get()) is not None:
+            yield event
+        await asyncio.wait({task})
+        if not task.cancelled():
+            yield "trajectory", task.result()
+    except Exception as error:
+        raise _problem(error) from error
+    finally:
+        task.cancel()
+        listening.cancel()
+
+
+def _problem(error: Exception) -> HTTPException:
+    """Return the HTTP error for a strategy that failed."""
+    line = " ".join(str(error).split())
+    if isinstance(error, ValueError):
+        return HTTPException(400, line)
+    if isinstance(error, (EngineError, UserError)):
+        return HTTPException(502, line)
+    _log.error("the strategy failed", exc_info=error)
+    return HTTPException(500, "the strategy failed; see the log of the service")
+
+
+async def _stream(events: AsyncIterator[Event], head: dict[str, Any]) -> AsyncIterator[str]:
+    """Yield server-sent events in the format of OpenAI's chunks."""
+
+    def chunk(delta: dict[str, str], finish: str | None = None, **more: Any) -> str:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        return _event(head | {"object": "chat.completion.chunk", "choices": [choice]} | more)
+
+    yield chunk({"role": "assistant", "content": ""})
+    try:
+        async for kind, value in events:
+            if kind != "trajectory":
+                yield chunk({"content": ""}, **{kind: value})
+            else:
+                yield chunk({"content": value.answer or ""})
+                yield chunk({}, "stop", trajectory=value, usage=_usage(value))
+    except HTTPException as error:
+        yield _event(_error(error))
+    yield "data: [DONE]\n\n"
+
+
+def _completion(trajectory: Trajectory, head: dict[str, Any]) -> str:
+    message = {"role": "assistant", "content": trajectory.answer or ""}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    more = {"choices": [choice], "usage": _usage(trajectory), "trajectory": trajectory}
+    return _json(head | {"object": "chat.completion"} | more)
+
+
+def _usage(trajectory: Trajectory) -> dict[str, int]:
+    prompt = sum(call.prompt_tokens for call in trajectory.calls)
+    completion = sum(call.completion_tokens for call in trajectory.calls)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _error(error: AnyHTTPException) -> dict[str, Any]:
+    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+    return {"error": {"message": error.detail, "type": kind}}
+
+
+def _event(data: dict[str, Any]) -> str:
+    return f"data: {_json(data)}\n\n"
+
+
+def _json(data: dict[str, Any]) -> str:
+    """Return JSON in ASCII, because some clients also split events at Unicode's other line separators."""
+
+    def fields(record: Record) -> dict[str, Any]:
+        return record.model_dump(mode="json")
+
+    return json.dumps(data, default=fields)
+
+
+def _parse(body: bytes) -> ChatRequest:
+    try:
+        request = ChatRequest.model_validate_json(body)
+    except ValidationError as error:
+        example = '{"messages": [{"role": "user", "content": "..."}]}'
+        raise HTTPException(400, f"{first_error(error)}; send {example} as JSON in UTF-8") from None
+    if not request.question:
+        raise HTTPException(400, "messages: no question; send a message with role user and the question as text")
+    return request
+
+
+def _build(spec: str, kit: Kit) -> Strategy:
+    try:
+        return build(spec, kit)
+    except (UserError, ValueError) as error:
+        raise HTTPException(400, " ".join(str(error).removeprefix("--strategy ").split())) from None
+
+
+def _page() -> tuple[str, str]:
+    """Return the page, and a content security policy that allows only the page's own script."""
+    page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    script = page.partition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return page, (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )

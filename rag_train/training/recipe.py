@@ -1,0 +1,164 @@
+"""The training recipe: keys that both stages of DeepRAG share, and one section for each stage."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, FilePath
+
+from rag_train.errors import UserError
+from rag_train.recipe import load_recipe
+
+Count = Annotated[int, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraRecipe:
+    """Low-rank adapters, trained in place of all parameters."""
+
+    r: Count = 16
+    """Rank of the adapters."""
+    alpha: Count = 32
+    """The output of the adapters is scaled by alpha / r."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout before the adapters; stage dpo trains without dropout."""
+    target_modules: list[str] = field(
+        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    )
+    """Names of the linear layers that get an adapter."""
+    merge: bool = True
+    """Save the model with the adapters merged into it. false: save only the adapters, for `rag-train merge` or
+    `rag-train eval --adapter`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTRecipe:
+    """Keys of stage sft."""
+
+    pack_tokens: Count | None = None
+    """Pack examples into rows of up to this many tokens, one row per forward pass (batch_size stays 1): no padding,
+    and prefixes that examples share are computed once. The loss is the same. null: padded batches of batch_size
+    examples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPORecipe:
+    """Keys of stage dpo."""
+
+    loss: Literal["sigmoid", "sigmoid_norm", "ipo"] = "sigmoid"
+    """Loss, by its name in TRL. sigmoid: the paper's. sigmoid_norm: the same on log-probabilities averaged over the
+    tokens of a snippet. ipo: IPO, a squared loss on these averages, with beta as its tau (Azar et al. 2023)."""
+    beta: Positive = 0.4
+    """Strength of the penalty for departing from the reference model; the authors use 0.4."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """With loss sigmoid: probability that a preference label is wrong (conservative DPO, Mitchell 2023); 0 is the
+    paper's loss."""
+    sft_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of an imitation term on the chosen snippet, which keeps its probability high; 0 is the paper's
+    loss."""
+    layout: Literal["pairs", "tree"] = "pairs"
+    """pairs: TRL's trainer, which computes every prompt once for each of its two snippets. tree: all sequences of a
+    batch in one row, so that every distinct prefix is computed once. The loss is the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRecipe:
+    """Settings of a training run. ``lr`` and ``epochs`` have no default, because the stages differ by a factor of
+    20 and of 8."""
+
+    stage: Literal["sft", "dpo"]
+    """sft: imitation learning (DeepRAG, section 3.3). dpo: chain of calibration (section 3.4)."""
+    model: str
+    """Model to start from: a checkpoint directory or a Hub name. In stage dpo it is the reference model, too."""
+    data: FilePath
+    """JSON Lines file: SFTRecord for stage sft, PreferencePair for stage dpo."""
+    output_dir: str
+    """Directory for the trained model. Checkpoints are kept in its folder checkpoints/ until the run has
+    finished."""
+    lr: Positive
+    """Peak learning rate (the authors use 1e-5 for sft, 5e-7 for dpo)."""
+    epochs: Positive
+    """Passes over the data (the authors use 1 for sft, 8 for dpo)."""
+    seed: int = 0
+    """Seed of the data order, of dropout and of the adapters' initial weights."""
+    max_tokens: Count = 4096
+    """Maximum length of an example in tokens, prompt included."""
+    balance: bool = False
+    """Balance the data. sft: every task gets an equal number of examples (rare tasks are repeated, frequent tasks
+    are thinned out), and the epoch keeps its length (HANRAG, section 4.2). dpo: both decisions get an equal number
+    of pairs (surplus pairs are dropped), because the search more often prefers the parametric answer."""
+    chat: Literal["auto", True, False] = "auto"
+    """Wrap prompts in the tokenizer's chat template. auto: if it has a template."""
+    schedule: Literal["cosine", "linear", "constant_with_warmup"] = "cosine"
+    """Learning rate schedule after the warm-up."""
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of the steps in which the learning rate rises from 0."""
+    batch_size: Count = 1
+    """Examples per device and forward pass."""
+    gradient_accumulation: Count = 1
+    """Forward passes per optimizer step."""
+    precision: Literal["bf16", "fp32"] = "bf16"
+    """bf16: mixed precision; the weights stay in fp32 unless adapters or DeepSpeed are used."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: needs less memory and is about 20% slower."""
+    lora: LoraRecipe | None = None
+    """Train adapters. null: train all parameters."""
+    quantize: Literal["none", "4bit"] = "none"
+    """4bit: load the weights under the adapters in 4 bits (QLoRA, with bitsandbytes). The adapters are merged into
+    the weights that were not quantised."""
+    check_memory: bool = True
+    """Refuse to start if the estimated memory of training exceeds the memory of the device."""
+    save_steps: Count = 500
+    """Steps between checkpoints, from which an interrupted run continues."""
+    logging_steps: Count = 10
+    """Steps between logged losses. The loss is also logged at every checkpoint."""
+    report_to: Literal["none", "wandb", "tensorboard"] = "none"
+    """Where to send metrics in addition to metrics.jsonl."""
+    sft: SFTRecipe | None = None
+    """Keys of stage sft; an error in stage dpo. null: the defaults."""
+    dpo: DPORecipe | None = None
+    """Keys of stage dpo; an error in stage sft. null: the defaults."""
+
+    def __post_init__(self) -> None:
+        section, other = ("sft", "dpo") if self.stage == "sft" else ("dpo", "sft")
+        if getattr(self, other) is not None:
+            raise UserError(f"{other}: stage is {section}; remove the section {other} or set stage: {other}")
+        if getattr(self, section) is None:
+            object.__setattr__(self, section, SFTRecipe() if section == "sft" else DPORecipe())
+        if self.pack_tokens and self.batch_size > 1:
+            raise UserError(
+                f"batch_size={self.batch_size}: with sft.pack_tokens, each packed row is a batch; set batch_size=1"
+            )
+        if self.dpo and self.dpo.label_smoothing and self.dpo.loss != "sigmoid":
+            raise UserError(
+                f"dpo.label_smoothing: not possible with dpo.loss={self.dpo.loss}; set dpo.loss=sigmoid, or "
+                "dpo.label_smoothing=0"
+            )
+        if self.quantize != "none" and self.lora is None:
+            raise UserError(f"quantize={self.quantize}: quantised weights cannot be trained; set lora.r=16 as well")
+
+    @property
+    def pack_tokens(self) -> int | None:
+        """Tokens of a packed row; None for padded batches and in stage dpo."""
+        return self.sft.pack_tokens if self.sft else None
+
+    @property
+    def trees(self) -> bool:
+        """Whether the rows are trees (`rag_train.training.tree`)."""
+        return bool(self.pack_tokens) or (self.dpo is not None and self.dpo.layout == "tree")
+
+
+def load_train_recipe(path: str | Path, overrides: Sequence[str] = ()) -> TrainRecipe:
+    """Read a training recipe; in a W&B sweep, each run gets a subdirectory of ``output_dir``.
+
+    `wandb agent` passes the same ``output_dir`` to all runs. Raises UserError as `load_recipe` does.
+    """
+    recipe = load_recipe(TrainRecipe, path, overrides)
+    if "WANDB_SWEEP_ID" in os.environ:
+        recipe = replace(recipe, output_dir=f"{recipe.output_dir}/{os.environ['WANDB_RUN_ID']}")
+    return recipe

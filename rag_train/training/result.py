@@ -1,0 +1,49 @@
+"""The result of a training run, as ``training.json`` in its output directory holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RESULT = "training.json"
+"""Name of the result file; it is written last, so its existence marks a finished run."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The contents of ``training.json``."""
+
+    output_dir: str
+    steps: int
+    """Optimizer steps."""
+    losses: list[dict[str, float]]
+    """Step, loss and learning rate at each logged step; in stage dpo also the mean reward margin and accuracy."""
+    tokens_seen: int
+    """Tokens processed by the model, without padding."""
+    trained_share: float
+    """Share of the data's tokens that contribute to the loss."""
+    data: dict[str, int]
+    """Counts of a `DataReport`."""
+    seconds: float
+    """Time spent in training steps by the process that finished the run."""
+    resumed_from: int
+    """Step of the checkpoint from which that process continued; 0 if the run was not interrupted."""
+    data_sha256: str
+    model_sha256: str | None
+    """SHA-256 of the starting model's weights; None for a Hub name."""
+    code_version: str
+    machine: dict[str, str]
+    already_finished: bool = False
+    """Whether the run had finished before, so that nothing was done."""
+
+
+def summary_line(result: TrainResult) -> str:
+    """Return the line that the command line prints at the end of a run."""
+    if result.already_finished:
+        return f"{result.output_dir}: finished already ({result.steps} steps); nothing to do"
+    loss = f", loss {result.losses[-1]['loss']:.4f}" if result.losses else ""
+    dropped = result.data["too_long"] + result.data["untrained"]
+    return (
+        f"{result.output_dir}: {result.steps} steps on {result.data['examples']} examples{loss}, "
+        f"{result.trained_share:.0%} of the tokens trained, {result.data['shortened']} shortened, "
+        f"{dropped} dropped, {result.seconds:.0f} s"
+    )

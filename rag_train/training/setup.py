@@ -1,0 +1,114 @@
+"""Settings that the trainers of both stages share: training arguments, the model and its adapters."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, TrainingArguments, set_seed
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.utils import is_liger_kernel_available
+
+from rag_train.training.recipe import TrainRecipe
+from rag_train.training.tree import attention_for_trees
+
+
+def trainer_arguments(recipe: TrainRecipe, checkpoints: Path) -> dict[str, Any]:
+    """Return the arguments that SFTConfig and DPOConfig have in common.
+
+    The model is loaded in bf16 under adapters and with DeepSpeed, which keeps its own fp32 weights. Otherwise it is
+    loaded in fp32, because bf16 weights are too coarse for updates of these sizes.
+    """
+    deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+    os.environ["ACCELERATE_MIXED_PRECISION"] = (
+        "bf16" if recipe.precision == "bf16" else "no"
+    )  # not the launcher's setting
+    half = recipe.precision == "bf16" and (deepspeed or recipe.lora is not None)
+    init: dict[str, Any] = {"dtype": "bfloat16" if half else "float32"}
+    if recipe.quantize == "4bit":  # as in QLoRA (Dettmers et al. 2023): NF4 with quantized scales
+        init["quantization_config"] = {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": True,
+            "bnb_4bit_compute_dtype": init["dtype"],
+        }
+    return {
+        "output_dir": str(checkpoints),
+        "model_init_kwargs": init,
+        "seed": recipe.seed,
+        "learning_rate": recipe.lr,
+        "lr_scheduler_type": recipe.schedule,
+        "warmup_steps": recipe.warmup_ratio,
+        "num_train_epochs": recipe.epochs,
+        "per_device_train_batch_size": recipe.batch_size,
+        "gradient_accumulation_steps": recipe.gradient_accumulation,
+        "use_cpu": not torch.accelerator.is_available(),
+        "bf16": recipe.precision == "bf16",
+        "gradient_checkpointing": recipe.gradient_checkpointing,
+        "pad_to_multiple_of": 64,  # few distinct shapes, so that memory and kernels are reused across batches
+        "max_length": None,  # the rows are already shortened at segment boundaries
+        "save_steps": recipe.save_steps,
+        "save_total_limit": 2,
+        "logging_steps": recipe.logging_steps,
+        "logging_nan_inf_filter": False,
+        "include_num_input_tokens_seen": "non_padding",
+        "report_to": "none",  # `tracked` adds the service that the recipe names
+        "disable_tqdm": True,
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
+
+
+def lora_config(recipe: TrainRecipe):
+    """Return the PEFT configuration, or None if all parameters are trained."""
+    if recipe.lora is None:
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=recipe.lora.r,
+        lora_alpha=recipe.lora.alpha,
+        lora_dropout=recipe.lora.dropout,
+        target_modules=recipe.lora.target_modules,
+        task_type="CAUSAL_LM",
+    )
+
+
+def load_model(recipe: TrainRecipe, **init: Any) -> torch.nn.Module:
+    """Load the model, with adapters if the recipe has any; ``init`` is passed to ``from_pretrained``.
+
+    Create TrainingArguments before this call, so that ZeRO-3 shards the weights while they are read.
+    """
+    model = AutoModelForCausalLM.from_pretrained(recipe.model, **init)
+    if config := lora_config(recipe):
+        from peft import get_peft_model
+
+        set_seed(recipe.seed)  # for the adapters' initial weights
+        same_type = is_deepspeed_zero3_enabled()  # ZeRO-3 gathers parameters together, which requires one type
+        model = get_peft_model(model, config, autocast_adapter_dtype=not same_type)
+        if recipe.gradient_checkpointing:
+            model.enable_input_require_grads()
+    return model
+
+
+def tree_parts(recipe: TrainRecipe, checkpoints: Path) -> tuple[TrainingArguments, torch.nn.Module]:
+    """Return arguments and model for a trainer whose rows are trees (`rag_train.training.tree`), one per forward
+    pass.
+
+    On a GPU, Liger's kernels replace the model's layers if the package is installed, except its fused
+    cross-entropy: logits are computed at trained positions only.
+    """
+    arguments = trainer_arguments(recipe, checkpoints)
+    for name in ("max_length", "pad_to_multiple_of", "model_init_kwargs"):  # arguments of TRL, not of transformers
+        init = arguments.pop(name)
+    arguments |= {
+        "per_device_train_batch_size": 1,
+        "include_num_input_tokens_seen": "all",
+        "remove_unused_columns": False,
+        "label_names": [],
+        "use_liger_kernel": torch.cuda.is_available() and is_liger_kernel_available(),
+        "liger_kernel_config": {"fused_linear_cross_entropy": False},
+    }
+    args = TrainingArguments(**arguments)
+    return args, load_model(recipe, **init, attn_implementation=attention_for_trees())

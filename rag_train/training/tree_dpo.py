@@ -1,0 +1,167 @@
+"""Stage II in the tree layout: TRL's losses, with every distinct prefix of a batch computed once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from accelerate.utils import gather_object, reduce
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase, TrainerCallback
+from trl.trainer.utils import disable_dropout_in_model
+
+from rag_train.errors import UserError
+from rag_train.files import write_text
+from rag_train.progress import progress
+from rag_train.training.failures import FiniteLossTrainer
+from rag_train.training.recipe import DPORecipe, TrainRecipe
+from rag_train.training.setup import tree_parts
+from rag_train.training.tree import lay_out, path_logprobs
+
+REFERENCE = "reference.json"
+
+
+def tree_row(pairs: Sequence[dict[str, list[int]]]) -> dict[str, list[int]]:
+    """Lay out a batch of pairs (rows of `dpo_rows`) as one row.
+
+    The row is a `Tree` and, for every snippet token, the index at which it is predicted (``at``), its id
+    (``targets``) and its snippet (``owner``: 2 n for the chosen snippet of pair n, 2 n + 1 for the rejected one).
+    """
+    sides = [(pair["prompt_ids"], pair[side]) for pair in pairs for side in ("chosen_ids", "rejected_ids")]
+    tree = lay_out([prompt + snippet for prompt, snippet in sides])
+    at, targets, owner = [], [], []
+    for n, ((prompt, snippet), path) in enumerate(zip(sides, tree.paths, strict=True)):
+        at += path[len(prompt) - 1 : -1]
+        targets += snippet
+        owner += [n] * len(snippet)
+    return {
+        "input_ids": tree.ids,
+        "positions": tree.positions,
+        "last": tree.last,
+        "at": at,
+        "targets": targets,
+        "owner": owner,
+    }
+
+
+def preference_loss(settings: DPORecipe, ratios: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Return the loss of each pair, of shape (N,), as TRL computes it.
+
+    ``ratios`` are log [pi(y | x) / pi_ref(y | x)] and ``lengths`` the number of tokens of y, both of shape (N, 2),
+    for the chosen and the rejected snippet y.
+    """
+    if settings.loss != "sigmoid":
+        ratios = ratios / lengths
+    difference = ratios[:, 0] - ratios[:, 1]
+    if settings.loss == "ipo":
+        return (difference - 1 / (2 * settings.beta)) ** 2
+    inside, noise = settings.beta * difference, settings.label_smoothing
+    return -(1 - noise) * F.logsigmoid(inside) - noise * F.logsigmoid(-inside)
+
+
+class TreeTrainer(FiniteLossTrainer):
+    """DPO as in `rag_train.training.dpo`, over rows of `tree_row` with their number as ``row``."""
+
+    def __init__(self, settings: DPORecipe, **arguments: Any):
+        super().__init__(data_collator=_tensors, **arguments)
+        self._settings = settings
+        self.model_accepts_loss_kwargs = False  # the loss of a row is already a mean
+        self._margins: list[torch.Tensor] = []
+        self._reference: list[list[float]] = []
+        self.add_callback(_PrepareReference(self))
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        tokens, owner = _snippet_logprobs(model, inputs), inputs["owner"]
+        reference = tokens.new_tensor(self._reference[inputs["row"]])
+        ratios = (torch.zeros_like(reference).index_add(0, owner, tokens) - reference).view(-1, 2)
+        loss = preference_loss(self._settings, ratios, owner.bincount().view(-1, 2)).mean()
+        if self._settings.sft_weight:
+            loss = loss - self._settings.sft_weight * tokens[owner % 2 == 0].mean()
+        self._margins.append(self._settings.beta * (ratios[:, 0] - ratios[:, 1]).detach())
+        return (loss, ratios) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], *args, **kwargs) -> None:
+        """Add the reward margin and accuracy under TRL's names, for all processes' pairs since the last log."""
+        if "loss" in logs and self._margins:
+            margins = torch.cat(self._margins)
+            sums = reduce(torch.stack([margins.sum(), (margins > 0).sum(), margins.new_tensor(len(margins))]))
+            assert isinstance(sums, torch.Tensor)
+            total, right, pairs = sums.tolist()
+            logs |= {"rewards/margins": total / pairs, "rewards/accuracies": right / pairs}
+            self._margins.clear()
+        super().log(logs, *args, **kwargs)
+
+    @torch.no_grad()
+    def prepare_reference(self) -> None:
+        """Compute the log-probability of each row's snippets under the model that training starts from.
+
+        This is done before the first step with the model as it is wrapped for training, so that it works with any
+        sharding. A resumed run reads the values that were written then.
+        """
+        assert self.args.output_dir is not None and isinstance(self.train_dataset, Dataset)
+        path = Path(self.args.output_dir) / REFERENCE
+        if self.state.global_step:
+            try:
+                self._reference = json.loads(path.read_text())
+            except (OSError, ValueError):
+                raise UserError(f"{path}: missing or damaged; delete {path.parent} to start again") from None
+            return
+        rows, model, computed = self.train_dataset, self.model_wrapped, []
+        assert model is not None
+        model.eval()
+        starts = range(0, len(rows), self.args.world_size)
+        first = self.is_world_process_zero()
+        with progress("reference", len(starts)) if first else nullcontext(lambda: None) as advance:
+            for start in starts:  # the same number in every process, because all gather sharded weights together
+                number = min(start + self.args.process_index, len(rows) - 1)
+                row = self._prepare_inputs(_tensors([rows[number]]))
+                tokens, owner = _snippet_logprobs(model, row), row["owner"]
+                sums = tokens.new_zeros(int(owner.max()) + 1).index_add(0, owner, tokens)
+                computed.append((number, sums.tolist()))
+                advance()
+        self._reference = [sums for _, sums in sorted(dict(gather_object(computed)).items())]
+        if first:
+            write_text(path, json.dumps(self._reference))
+
+
+class _PrepareReference(TrainerCallback):
+    """Computes the reference log-probabilities after the model has been wrapped for training."""
+
+    def __init__(self, trainer: TreeTrainer):
+        self._trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self._trainer.prepare_reference()
+
+
+def _tensors(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Collate a batch, which is a single row."""
+    [row] = rows
+    return {name: torch.tensor(value) for name, value in row.items()}
+
+
+def _snippet_logprobs(model, row: dict[str, torch.Tensor]) -> torch.Tensor:
+    names = ("input_ids", "positions", "last", "at", "targets")
+    return path_logprobs(model, *(row[name] for name in names))
+
+
+def tree_trainer(
+    recipe: TrainRecipe, rows: list[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase, checkpoints: Path
+) -> TreeTrainer:
+    """Return the trainer of Stage II in the tree layout, its model loaded, for rows of `dpo_rows`.
+
+    Each ``batch_size`` pairs, in the order of the file, form one tree.
+    """
+    assert recipe.dpo is not None
+    size = recipe.batch_size
+    batches = [tree_row(rows[i : i + size]) | {"row": i // size} for i in range(0, len(rows), size)]
+    args, model = tree_parts(recipe, checkpoints)
+    disable_dropout_in_model(model)  # as TRL does, so that policy and reference agree before the first step
+    return TreeTrainer(
+        recipe.dpo, model=model, args=args, train_dataset=Dataset.from_list(batches), processing_class=tokenizer
+    )

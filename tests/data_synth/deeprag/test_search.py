@@ -1,0 +1,51 @@
+"""Algorithm 1 against exhaustive search: the kept trajectory, the order of the nodes, and the number of calls."""
+
+import asyncio
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.fakes import OnePassage, TreeModel
+
+from rag_train.data_synth.deeprag.search import SearchConfig, TreeSearch, leaves
+from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.schema import Question
+
+QUESTION = Question(id="q", question="Which?", answers=["right"])
+PROMPT = "Question: Which?\n"
+
+
+def search(seed: int, config: SearchConfig, *, whole: bool = False):
+    """Search the random tree of ``seed``, or explore all of it; return the result and the model."""
+
+    async def run():
+        model = TreeModel(seed)
+        searcher = TreeSearch(model, AsyncRetriever(OnePassage()), config)  # pyright: ignore
+        result = await (searcher.explore if whole else searcher.search)(QUESTION, PROMPT)
+        return result, model
+
+    return asyncio.run(run())
+
+
+@given(st.integers(0, 10_000), st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_keeps_the_correct_trajectory_with_the_fewest_or_most_retrievals(seed: int, max_steps: int):
+    config = SearchConfig(max_steps=max_steps)
+    result, model = search(seed, config)
+    whole, whole_model = search(seed, config, whole=True)
+    costs = [leaf.retrievals for leaf in leaves(whole.root) if leaf.correct]
+    assert (result.best.retrievals if result.best else None) == (min(costs) if costs else None)
+    most, _ = search(seed, replace(config, variant="most"))
+    assert (most.best.retrievals if most.best else None) == (max(costs) if costs else None)
+    assert len(set(model.prompts)) == len(model.prompts) == len(result.calls)  # no prompt is sent twice
+    assert set(model.prompts) <= set(whole_model.prompts)
+
+
+def test_expands_nodes_in_order_of_retrievals():
+    seen = []
+    for seed in range(200):
+        _, model = search(seed, SearchConfig())
+        for prompt in model.prompts:
+            if prompt.endswith("\n"):
+                seen.append((seed, prompt.count("Let's search")))
+    assert seen == sorted(seen)

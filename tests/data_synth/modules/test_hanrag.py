@@ -1,0 +1,52 @@
+"""HANRAG's training data: router samples and a teacher's relevance judgements."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+from support.fakes import Found
+from support.synthesis import write
+from support.two_hop import FILM, MAN, QUESTION, kit
+
+from rag_train.data_synth.modules import hanrag
+from rag_train.data_synth.modules.recipes import HANRAGRecipe, RouteSizes
+from rag_train.data_synth.modules.run import synthesize_with
+from rag_train.files import read_records
+from rag_train.schema import Question, SFTRecord
+
+
+def test_draws_routes_from_all_sources_and_takes_the_teachers_relevance_judgements(tmp_path: Path):
+    plain = [Question(id=f"s{i}", question=f"Is {i} even?", answers=["no"]) for i in range(5)]
+    single = Question(id="one", question="Where was John Huston born?", answers=["Nevada"])
+    both = QUESTION.model_copy(update={"id": "both", "type": "compound", "question": "Who, and where?"})
+    recipe = HANRAGRecipe(
+        questions=[write(tmp_path / "q.jsonl", [QUESTION])],
+        straightforward=[write(tmp_path / "s.jsonl", plain)],
+        single_step=[write(tmp_path / "one.jsonl", [single])],
+        compound=[write(tmp_path / "both.jsonl", [both])],
+        routes=RouteSizes(straightforward=2, single_step=3, compound=None),
+        index="",
+        output=str(tmp_path / "out.jsonl"),
+        model="t",
+        instructions=False,
+    )
+    teacher = kit(
+        lambda prompt: " true" if "Context: Moby" in prompt else " false" if "Nevada" in prompt else " eh"
+    )
+    questions = hanrag.routed_questions(recipe)
+    retriever = Found([FILM, MAN])
+    summary = asyncio.run(synthesize_with(hanrag.FACTORY, recipe, questions, retriever, teacher, {}))  # pyright: ignore
+    records = read_records(tmp_path / "out.jsonl", SFTRecord)
+    routed = [r.segments[-1].text.strip() for r in records if r.task == "hanrag_route"]
+    assert Counter(routed) == {
+        "straightforward question": 2,
+        "single-step question": 3,
+        "compound question": 1,
+        "complex question": 1,
+    }
+    assert {record.task for record in records if record.id.startswith("s")} == {"hanrag_route"}
+    refined = [r for r in records if r.task == "hanrag_refine" and r.id.startswith("one/")]
+    assert refined[0].segments[-1].text.strip() == single.question
+    assert {r.source for r in records if r.task == "hanrag_relevant"} == {"teacher"}
+    assert {r.source for r in records if r.task == "hanrag_ending"} == {"gold"}
+    assert summary.counts["judged"] == 10 and summary.counts["judged as annotated"] < 10

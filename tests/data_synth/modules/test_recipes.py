@@ -1,0 +1,34 @@
+"""Recipes of module examples."""
+
+import re
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+
+from rag_train.data_synth import compound
+from rag_train.data_synth.modules.recipes import DualRAGRecipe
+from rag_train.data_synth.modules.registry import FACTORIES
+from rag_train.errors import UserError
+from rag_train.recipe import describe, load_recipe
+
+
+def test_shipped_recipes_load_and_document_their_keys(tmp_path: Path):
+    keys = {key.name: key.help for key in describe(DualRAGRecipe)}
+    assert all(keys.values()) and {"questions", "model", "similarity", "engine.kind"} <= keys.keys()
+    for name in ("dualrag_teacher", "hanrag_teacher", "planrag_teacher", "compound"):
+        text = (ROOT / f"recipes/{name}.yaml").read_text()
+        for path in set(re.findall(r"data/[\w./-]+", text)):
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).touch()
+            text = text.replace(path, str(tmp_path / path))
+        (tmp_path / "recipe.yaml").write_text(text)
+        method = name.removesuffix("_teacher")
+        recipe_type = compound.CompoundRecipe if method == "compound" else FACTORIES[method].recipe
+        assert load_recipe(recipe_type, tmp_path / "recipe.yaml").model
+
+
+def test_levelrag_recipe_accepts_no_teacher(tmp_path: Path):
+    (tmp_path / "bad.yaml").write_text("questions: []\nindex: i\noutput: o\nmodel: m\n")
+    with pytest.raises(UserError, match="unknown key 'model'"):
+        load_recipe(FACTORIES["levelrag"].recipe, tmp_path / "bad.yaml")

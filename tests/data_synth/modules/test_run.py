@@ -1,0 +1,36 @@
+"""Synthesis of module examples from the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+
+from rag_train.data_synth.inputs import check_unique_ids
+from rag_train.errors import UserError
+from rag_train.miniworld.world import World, write_world
+from rag_train.schema import Question
+
+
+def test_gold_recipe_writes_examples_of_every_method_once(world: World, tmp_path: Path, call, capsys):
+    write_world(world, tmp_path)
+    assert call("index", str(tmp_path / "corpus.jsonl"), str(tmp_path / "index")) == 0
+    capsys.readouterr()
+    keys = [f"questions=[{tmp_path}/dev.jsonl]", f"index={tmp_path}/index", "sample=20"]
+    for method in ("planrag", "hanrag", "dualrag", "levelrag"):
+        command = ["synth", method, str(ROOT / "recipes/gold.yaml"), *keys, f"output={tmp_path}/{method}.jsonl"]
+        assert call(*command, "--json") == 0
+        first = json.loads(capsys.readouterr().out)
+        assert first["items"] == 20
+        modules = {name: n for name, n in first["counts"].items() if not name.startswith("depth")}
+        assert first["records"] == sum(modules.values()) > 20
+        assert call(*command, "--json") == 0
+        second = json.loads(capsys.readouterr().out)
+        assert second["items_done"] == 0 and second["records"] == first["records"]
+
+
+def test_rejects_duplicate_ids():
+    questions = [Question(id=id, question="Who?", answers=["a"]) for id in ("q0", "q1", "q0")]
+    with pytest.raises(UserError, match="id 'q0' occurs more than once; give each question its own id"):
+        check_unique_ids(questions)
+    check_unique_ids(questions[:2])

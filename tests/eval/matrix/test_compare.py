@@ -1,0 +1,53 @@
+"""Comparisons of cells."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.matrices import add_cell, numbered
+
+from rag_train.errors import UserError
+from rag_train.eval.matrix.compare import compare_cells, comparison_table, holm
+
+
+def test_compares_cells_question_by_question(tmp_path: Path) -> None:
+    asked = numbered(*range(40))
+    rng = random.Random(0)
+    add_cell(tmp_path, "base", asked, ["no"] * 40)
+    add_cell(tmp_path, "better", asked, ["yes" if n % 4 else "no" for n in range(40)])
+    add_cell(tmp_path, "chance", asked, ["yes" if rng.random() < 0.05 else "no" for _ in asked])
+    add_cell(tmp_path, "few", asked[:3], ["yes"] * 3)
+    better, chance = compare_cells(tmp_path)
+    assert (better.first, better.second, better.questions) == ("base/s/d/none/0", "better/s/d/none/0", 40)
+    assert better.clusters == 10 and (better.only_first, better.only_second) == (0, 30)
+    assert better.differences["em"].mean == better.differences["em"].lo == 0.75, (
+        "every cluster has the same share of correct answers"
+    )
+    assert better.p == pytest.approx(2 / 2**30) and better.p_corrected == pytest.approx(4 / 2**30)
+    assert chance.p_corrected >= chance.p > 0.05
+    (alone,) = compare_cells(tmp_path, better.second, better.first)
+    assert alone.differences["em"].mean == -0.75 and alone.p == alone.p_corrected
+    assert "better/s/d/none/0" in comparison_table([better, chance]).markdown()
+    with pytest.raises(UserError, match="no cell 'x'; give one of base/s/d"):
+        compare_cells(tmp_path, "x")
+    with pytest.raises(
+        UserError, match="cannot compare runs over different questions: only one of them answers 'q10'"
+    ):
+        compare_cells(tmp_path, better.first, "few/s/d/none/0")
+    with pytest.raises(UserError, match="no other cell has the questions of few"):
+        compare_cells(tmp_path, "few/s/d/none/0")
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holms_correction_keeps_the_order_of_p_values(p_values: list[float]) -> None:
+    corrected = holm(p_values)
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    assert corrected[order[0]] == min(1.0, len(p_values) * p_values[order[0]])
+    assert all(p <= q <= 1 for p, q in zip(p_values, corrected, strict=True))
+    assert all(corrected[i] <= corrected[j] for i, j in pairwise(order))

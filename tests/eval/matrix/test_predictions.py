@@ -1,0 +1,57 @@
+"""Predictions of other systems."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.matrices import add_cell, contents, numbered
+
+from rag_train.cli.app import main
+from rag_train.eval.matrix.cell import load_matrix
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ('{"answer": {"q0": "yes", "q1": "no"}, "sp": {}}', None),
+        ('{"q0": "yes", "q1": "no"}', None),
+        ('{"id": "q0", "predicted_answer": "yes"}\n{"id": "q1", "predicted_answer": "no"}', None),
+        ('{"answer": {"q0": "yes"}}', "questions without an answer: 'q1'"),
+        ('{"q0": "yes", "q1": "no", "q9": "no"}', "answers without a question: 'q9'"),
+        ('{"q0": "yes", "q1": "no", "q0": "no"}', "p.json: duplicate key 'q0'; remove one of the two"),
+        (
+            '{"id": "q0", "predicted_answer": "yes"}\n' * 2,
+            "duplicate answers: 'q0'; questions without an answer: 'q1'",
+        ),
+        ('{"q0": 1, "q1": "no"}', "p.json, id 'q0': unknown format; give trajectories of rag-train"),
+        ('{"id": "q0", "text": "yes"}', "p.json, line 1: unknown format"),
+        ('{"question_id": "q0", "reply": "yes"}', "p.json, line 1: "),
+        ('[{"id": "q0", "output": {"pred": "yes"}}, 3]', "p.json, row 2: not a JSON object"),
+        ('{"id": "q0", "predicted_answer": "yes"}\n{"id"', "p.json, line 2: invalid JSON"),
+        ("", "questions without an answer: 'q0', 'q1'"),
+        (None, "p.json: No such file or directory"),
+    ],
+)
+def test_reads_predictions_and_rejects_mistakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, content: str | None, problem: str | None
+) -> None:
+    path, asked, output = tmp_path / "p.json", tmp_path / "q.jsonl", tmp_path / "m"
+    asked.write_text("".join(question.model_dump_json() + "\n" for question in numbered(0, 1)))
+    add_cell(output, "kept", numbered(0, 1), ["no", "no"])
+    before = contents(output)
+    if content is not None:
+        path.write_text(content)
+    command = ["score", str(path), "--questions", f"d={asked}", "--output", str(output), "--name", "theirs"]
+    monkeypatch.setattr(sys, "argv", ["rag-train", *command])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    if problem is None:
+        assert caught.value.code == 0
+        assert [cell.model for cell in load_matrix(output).cells] == ["kept", "theirs"]
+        assert load_matrix(output).cells[1].summary.em.mean == 0.5
+        return
+    error = capsys.readouterr().err
+    assert caught.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1 and problem in error
+    assert contents(output) == before

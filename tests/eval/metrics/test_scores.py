@@ -1,0 +1,189 @@
+"""Scores against the datasets' released scoring scripts and against cases computed by hand.
+
+The oracles reimplement the behaviour of each released script independently of our code.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+from support.paths import DATA
+from support.trajectories import QUESTIONS, RUN, step, trajectory, with_decisions
+
+from rag_train.answers import contains, exact_match, f1
+from rag_train.errors import UserError
+from rag_train.eval.metrics.measures import gold_overlap
+from rag_train.eval.metrics.scores import align, pair_scores, score
+from rag_train.eval.metrics.summary import summarize
+from rag_train.questions.load import load_questions
+from rag_train.schema import LLMCall, Passage, Question, Trajectory
+
+SCRIPTED = {
+    "hotpotqa/dev_hard.json": "hotpotqa",
+    "2wikimultihopqa/train_sample.json": "hotpotqa",
+    "musique/dev.jsonl": "musique",
+    "triviaqa/flashrag_test.jsonl": "triviaqa",
+    "nq/flashrag_test.jsonl": "squad",
+}
+
+
+def tokens(text: str, mark: str = "", marks: str = string.punctuation) -> list[str]:
+    """Return the lower-case tokens of ``text`` without articles, with each of ``marks`` replaced by ``mark``."""
+    kept = "".join(mark if character in marks else character for character in text.lower())
+    return re.sub(r"\b(a|an|the)\b", " ", kept).split()
+
+
+def overlap(left: list[str], right: list[str]) -> float:
+    same = sum(min(left.count(token), right.count(token)) for token in set(left))
+    if same == 0:
+        return 0
+    precision, recall = 1.0 * same / len(left), 1.0 * same / len(right)
+    return (2 * precision * recall) / (precision + recall)
+
+
+def hotpot_script(prediction: str, answer: str) -> tuple[bool, float]:
+    left, right = tokens(prediction), tokens(answer)
+    closed = (["yes"], ["no"], ["noanswer"])
+    return left == right, 0 if left != right and (left in closed or right in closed) else overlap(left, right)
+
+
+def musique_script(prediction: str, answer: str) -> tuple[bool, float]:
+    left, right = tokens(prediction), tokens(answer)
+    return left == right, float(left == right) if not left or not right else overlap(left, right)
+
+
+def squad_script(prediction: str, answer: str) -> tuple[bool, float]:
+    left, right = tokens(prediction), tokens(answer)
+    return left == right, overlap(left, right)
+
+
+def triviaqa_script(prediction: str, answer: str) -> tuple[bool, float]:
+    left, right = (tokens(text, " ", string.punctuation + "‘’´`") for text in (prediction, answer))
+    return left == right, overlap(left, right)
+
+
+SCRIPTS: dict[str, Callable[[str, str], tuple[bool, float]]] = {
+    "hotpotqa": hotpot_script,
+    "musique": musique_script,
+    "squad": squad_script,
+    "triviaqa": triviaqa_script,
+}
+
+
+def perturbed(rng: random.Random, answers: Sequence[str]) -> str:
+    """Return one of ``answers`` with random changes that the scripts treat differently."""
+    words = rng.choice(answers).split() or [""]
+    for _ in range(rng.randrange(4)):
+        at = rng.randrange(len(words) + 1)
+        match rng.randrange(8):
+            case 0:
+                words.insert(at, rng.choice(("the", "a", "An", "yes", "no", "noanswer", "")))
+            case 1:
+                words = words[:at] or ["the"]
+            case 2:
+                words = [word.upper() for word in words]
+            case 3:
+                words.insert(at, rng.choice((".", "-", "’", "_", "‘x’", "and/or", "New-York", "\u00a0", "é")))
+            case 4:
+                words = [" ".join(words) + rng.choice("!,.?'’_")]
+            case 5:
+                words += words[:at]
+            case 6:
+                words = [rng.choice(("Yes.", "no", "noanswer", "the", "", "...", "A"))]
+            case _:
+                rng.shuffle(words)
+    return " ".join(words)
+
+
+@pytest.mark.parametrize("name", SCRIPTED)
+def test_em_and_f1_equal_the_released_scripts_on_real_questions(name: str) -> None:
+    if not (DATA / name).exists():
+        pytest.skip("no real questions next to this checkout")
+    scoring = SCRIPTED[name]
+    questions = load_questions(DATA / name)
+    if name == "musique/dev.jsonl":
+        assert all(question.metadata["scoring"] == "musique" for question in questions)
+    rng = random.Random(0)
+    seen: Counter[float] = Counter()
+    for number in range(10_000):
+        question = rng.choice(questions)
+        answers = question.answers + (["", "the"] if number % 50 == 0 else [])
+        asked = question.model_copy(
+            update={"answers": answers, "metadata": {} if scoring == "hotpotqa" else {"scoring": scoring}}
+        )
+        prediction = perturbed(rng, answers if rng.random() < 0.8 else rng.choice(questions).answers)
+        answered = Trajectory(question_id=question.id, question="", strategy="s", answer=prediction)
+        (ours,) = score([asked], [answered])
+        theirs = [SCRIPTS[scoring](prediction, answer) for answer in answers]
+        assert (ours.em, ours.f1) == (max(em for em, _ in theirs), max(f1 for _, f1 in theirs)), prediction
+        seen[ours.f1] += 1
+    assert len(seen) > 20 and 0 < seen[0.0] < 9_000 and 0 < seen[1.0] < 9_000
+
+
+def test_scoring_rules_of_datasets_differ() -> None:
+    def f1(prediction: str, answer: str, scoring: str) -> float:
+        metadata = {"scoring": scoring} if scoring else {}
+        question = Question(id="q", question="?", answers=[answer], metadata=metadata)
+        return score([question], [Trajectory(question_id="q", question="", strategy="s", answer=prediction)])[0].f1
+
+    for scoring, closed, empty, hyphen in (
+        ("", 0.0, 0.0, 0.0),
+        ("musique", 0.5, 1.0, 0.0),
+        ("squad", 0.5, 0.0, 0.0),
+        ("triviaqa", 0.5, 0.0, 1.0),
+    ):
+        assert f1("yes it is", "yes", scoring) == closed
+        assert f1("the", "a.", scoring) == empty
+        assert f1("New-York", "new york", scoring) == hyphen
+    with pytest.raises(UserError, match="question 'q': unknown scoring 'bleu'; give one of hotpotqa"):
+        f1("a", "b", "bleu")
+
+
+def test_compares_answers_as_the_released_scripts_do():
+    assert exact_match("the  HAGUE!", ["Hague"]) and not exact_match("", ["x"]) and not exact_match(None, ["x"])
+    assert f1("yes it is", ["yes"]) == 0.0 and f1("a b c", ["b c d"]) == pytest.approx(2 * 0.8 / (2 * 1))
+    assert contains("it is The Hague, yes", ["hague"]) and not contains("Haguenau", ["Hague"])
+
+
+@pytest.mark.parametrize("ids", [["1", "2"], ["1", "2", "3", "3"], ["1", "2", "4"]])
+def test_rejects_missing_duplicate_and_unknown_ids(ids: list[str]):
+    with pytest.raises(UserError, match=r"[34]"):
+        score(QUESTIONS, [with_decisions(i, "x") for i in ids])
+
+
+def test_counts_costs_and_retrieval() -> None:
+    gold = [Passage(id="g1", title="Ann", text="She directed A."), Passage(id="g2", title="B", text="Bo’s film")]
+    same, other = Passage(id="7", title="ANN", text="She  directed A!"), Passage(id="8", title="C", text="no")
+    question = Question(id="q", question="?", answers=["bo's"], gold_passages=gold)
+    calls = [LLMCall(module="m", prompt_tokens=10, completion_tokens=2)] * 3
+    run = trajectory(
+        step(passages=[same, other], queries=["x", "y"], round=0),
+        step(round=0),
+        step(decision="parametric"),
+        calls=calls,
+    )
+    (scored,) = score([question], [run])
+    assert (scored.retrievals, scored.rounds, scored.steps, scored.llm_calls) == (3, 2, 3, 3)
+    assert (scored.prompt_tokens, scored.completion_tokens) == (30, 6)
+    assert (scored.success, scored.gold_precision, scored.gold_recall) == (0.0, 0.5, 0.5)
+    assert gold_overlap(question, []) == (0.0, 0.0)
+    (parametric,) = score([question], [trajectory(step(decision="parametric"))])
+    assert parametric.success is parametric.gold_precision is parametric.rouge2 is parametric.compound is None
+    summary = summarize([question], [run], strategy="s")
+    assert set(summary.measures) == {
+        "rounds", "prompt_tokens", "completion_tokens", "success", "gold_precision", "gold_recall"
+    }  # fmt: skip
+
+
+def test_rejects_runs_over_different_questions() -> None:
+    scores = score(QUESTIONS, RUN)
+    with pytest.raises(UserError, match="only one of them answers '3'; answer the same"):
+        pair_scores(scores, scores[:2])
+    with pytest.raises(UserError, match="their order differs"):
+        pair_scores(scores, scores[::-1])
+    assert [question.id for question, _ in align(QUESTIONS, RUN)] == ["1", "2", "3"]

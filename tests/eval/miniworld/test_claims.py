@@ -1,0 +1,28 @@
+"""Claims decided by the interval of a paired difference."""
+
+from __future__ import annotations
+
+import pytest
+
+from rag_train.eval.metrics.intervals import Interval
+from rag_train.eval.metrics.scores import score
+from rag_train.eval.miniworld.claims import PairedClaim, clusters, pooled
+from rag_train.schema import GoldStep, Question, Trajectory
+
+
+@pytest.mark.parametrize(
+    ("lo", "margin", "held"), [(0.01, 0.0, True), (0.0, 0.0, False), (-0.01, 0.02, True), (-0.02, 0.02, False)]
+)
+def test_claim_holds_if_the_interval_stays_above_the_margin(lo: float, margin: float, held: bool):
+    claim = PairedClaim("A beats B", Interval(mean=0.05, lo=lo, hi=0.1), "em", margin)
+    assert claim.held is held
+    assert claim.line().startswith("held " if held else "not held ")
+    assert claim.evidence == f"+0.050 [{lo:+.3f}, +0.100] em"
+
+
+def test_seeds_are_pooled_with_distinct_questions_and_clusters():
+    step = GoldStep(subquery="Who?", answer="A.", entity="Moby Dick")
+    question = Question(id="q", question="Who?", answers=["A"], decomposition=[step])
+    scores = score([question], [Trajectory(question_id="q", question="Who?", strategy="direct", answer="A")])
+    assert [s.question_id for s in pooled([scores, scores])] == ["0/q", "1/q"]
+    assert clusters([[question], [question]]) == ["0/Moby Dick", "1/Moby Dick"]

@@ -1,0 +1,262 @@
+"""The page of an evaluation matrix in a real browser."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.browser import Browser, chromium
+from support.matrices import EVIL, SIZE, Made
+
+from rag_train.eval.metrics.boundary import known_facts
+from rag_train.eval.metrics.intervals import mcnemar
+from rag_train.eval.metrics.reliability import forecasts_by_facts, reliability
+from rag_train.eval.metrics.scores import OPTIONAL, score
+from rag_train.eval.pages.matrix import write_matrix_report
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(tmp_path_factory.mktemp("matrix"))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def page(made: Made, browser: Browser) -> Browser:
+    """The reloaded page, whose events start with this load."""
+    browser.resize(1200, 900)
+    browser.scheme("light")
+    show(browser, made)
+    browser.events.clear()
+    show(browser, made)
+    return browser
+
+
+def show(page: Browser, made: Made, fragment: str = "") -> None:
+    page.open("about:blank")
+    page.open(made.url + fragment)
+    page.wait("!!document.querySelector('#example h3') && document.activeElement !== null")
+
+
+def assert_quiet(page: Browser, made: Made) -> None:
+    """Assert that the page has made no request and written nothing to the console."""
+    page.run("1")  # receives all pending events
+    requests = [e["params"]["request"]["url"] for e in page.events if e["method"] == "Network.requestWillBeSent"]
+    assert {url.partition("#")[0] for url in requests} <= {made.url, "about:blank", "data:,"}
+    console_events = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+    assert not [event for event in page.events if event["method"] in console_events]
+
+
+def update(page: Browser, **changes: str) -> None:
+    page.run(f"update({json.dumps(changes)})")
+
+
+def texts_of(page: Browser, selector: str) -> list[str]:
+    return page.run(f"[...document.querySelectorAll({json.dumps(selector)})].map(node => node.textContent)")
+
+
+def test_overview(made: Made, page: Browser):
+    assert texts_of(page, "#board tbody th") == ["planner", "decider", EVIL]
+    rates = [sum(made.right[name]) / SIZE for name in ("planner", "decider")]
+    assert [text[:4] for text in texts_of(page, "#board tbody td:nth-child(3)")[:2]] == [
+        f"{100 * r:.1f}" for r in rates
+    ]
+    assert page.run("document.querySelectorAll('#frontier .point').length") == 3
+    page.run("document.querySelector('#board [data-key=\"sort-tokens\"]').click()")
+    assert texts_of(page, "#board tbody th") == [EVIL, "decider", "planner"]
+    assert page.run("document.querySelector('[aria-sort]').textContent") == "Tokens▴"
+    page.run("document.querySelector('#costs input[value=tokens]').click()")
+    assert "Tokens per question" in page.run("document.querySelector('#frontier').textContent")
+
+    by_hops = [q.hops for q in made.questions]
+    rights = [right for right, hops in zip(made.right["planner"], by_hops, strict=True) if hops == 3]
+    assert f"{100 * sum(rights) / len(rights):.1f} [" in texts_of(page, "#heat tbody tr:first-child td")[1]
+    known = sum(q.decomposition[0].known is True for q in made.questions)
+    cells = texts_of(page, "#confusions table:first-child tbody td")
+    assert cells == ["0 0%", f"{known} 100%", "0 0%", f"{SIZE - known} 100%"]
+    expected = reliability(forecasts_by_facts(made.trajectories["decider"], known_facts(made.questions)))
+    assert expected and f"decider ECE {expected.ece:.3f} over 400 steps" in texts_of(
+        page, "#reliability figcaption"
+    )
+    assert page.run("[...document.querySelectorAll('#modules .figure')].map(node => node.textContent)") == [
+        "220",
+        "25",
+        "2",
+    ]
+    assert_quiet(page, made)
+
+
+def test_draws_every_measure_and_cost(made: Made, page: Browser):
+    measures = [name for name in ("em", "f1", "accuracy", *OPTIONAL) if page.run(f"'{name}' in MEASURES")]
+    assert len(measures) > 3  # the decider never retrieves and has no retrieval measures
+    for measure in measures:
+        expected = page.run(f"index.configurations.filter(config => config.overall.{measure}).length")
+        for cost in page.run("Object.keys(COSTS)"):
+            update(page, metric=measure, cost=cost)
+            assert page.run("document.querySelectorAll('#frontier .point').length") == expected
+    assert page.run("document.querySelector('#metric').value") == measures[-1]
+    assert_quiet(page, made)
+
+
+def test_filters(made: Made, page: Browser):
+    outcomes = made.outcomes()
+    wins, losses = outcomes.count("10"), outcomes.count("01")
+    p = mcnemar(*(score(made.questions, made.trajectories[name]) for name in ("decider", "planner")))
+    sentence = page.run("document.querySelector('#paired').textContent")
+    assert f"{100 * (wins - losses) / SIZE:.1f} points" in sentence
+    assert float(sentence.rpartition("p = ")[2].rstrip(".")) == pytest.approx(p, rel=0.05)
+    for code in ("10", "01", "11", "00"):
+        page.run(f"document.querySelector('#outcomes input[value=\"{code}\"]').click()")
+        page.wait(f"document.querySelector('#count').textContent.startsWith('{outcomes.count(code)} of')")
+        expected = "".join("✓" if digit == "1" else "✗" for digit in code)
+        assert set(texts_of(page, "#rows .marks")) == {expected}
+    update(page, outcome="10", hops="4", search="THING-3")
+    left = [
+        q.question
+        for q, outcome in zip(made.questions, outcomes, strict=True)
+        if outcome == "10" and q.hops == 4 and "thing-3" in q.question
+    ]
+    page.wait(f"matches.length === {len(left)}")
+    assert texts_of(page, "#rows .text") == left[: len(texts_of(page, "#rows .text"))] and left
+    update(page, search="no such words")
+    page.wait("matches.length === 0")
+    page.run("document.querySelector('#rows button').click()")
+    page.wait(f"matches.length === {SIZE}")
+    assert 5 < page.run("document.querySelectorAll('[role=option]').length") < 50  # only the visible rows
+    page.run("$('list').scrollTop = 1e9")
+    page.wait(f"!!document.querySelector('[aria-posinset=\"{SIZE}\"]')")
+    assert_quiet(page, made)
+
+
+def test_example(made: Made, page: Browser):
+    show(page, made, "#examples&example=q13&search=thing-13")
+    assert page.run("document.querySelector('#example h3').textContent") == made.questions[13].question
+    assert page.run("document.querySelector('#count').textContent") == "11 of 400 examples"
+    assert page.run("document.activeElement.id") == "examples"
+    left, right = texts_of(page, "#example .card")
+    assert all(step.subquery in left and step.answer in left for step in made.trajectories["planner"][13].steps)
+    assert "✓ retrieved, fact unknown" in left and "✗ from memory, fact unknown" in right
+    assert "2 retrievals · 2 rounds · 2 calls · 220 tokens" in left and "makes things" in right
+    assert texts_of(page, ".plan .node text") == ["Q1.1 who?", "Q1.2 when?", "Q2.1 where?"]
+    assert page.run("document.querySelectorAll('.plan .edge').length") == 2
+    assert page.run("document.querySelectorAll('.plan .retrieved').length") == 2
+    page.run("document.querySelector('.plan a').dispatchEvent(new MouseEvent('click', {cancelable: true}))")
+    assert page.run("document.activeElement === document.querySelector('#example .steps li')")
+    assert (
+        texts_of(page, "#example .card:first-child blockquote p") == ["Thing 31.50", "It was made in City 3."] * 2
+    )
+    show(page, made, "#examples&example=q3")
+    assert texts_of(page, "#example mark") == ["City 3"] * 2  # the passage of both steps contains the answer
+    assert texts_of(page, "#example .badge.right").count("gold") == 2
+    assert_quiet(page, made)
+
+
+def test_address_restores_the_view(made: Made, page: Browser):
+    ids = {"a": made.ids["decider"], "b": made.ids["planner"]}
+    update(page, **ids, cost="llm_calls", outcome="01", hops="3")
+    page.wait(
+        "cellOf('a') === pair.cells[0] && matches.length > 2 && matches.every(number => outcome(number) === '01')"
+    )
+    page.run("show(matches[2])")
+    page.wait("location.hash.includes('example=') && location.hash.includes('outcome=01')")
+    address, title = page.run("[location.hash, document.querySelector('#example h3').textContent]")
+    show(page, made, address)
+    assert page.run("document.querySelector('#example h3').textContent") == title
+    assert page.run("[$('a').value, $('b').value, $('hops').value]") == [*ids.values(), "3"]
+    assert page.run("document.querySelector('#costs input:checked').value") == "llm_calls"
+    assert texts_of(page, "#board tr.a th, #board tr.b th") == ["planner", "decider"]
+    show(page, made, "#nowhere&a=gone&b=gone&metric=x&cost=__proto__&sort=constructor&dataset=x&hops=9&toString=1")
+    assert page.run("[state.a, state.b, state.metric, state.cost]") == [
+        made.ids["planner"],
+        made.ids["decider"],
+        "em",
+        "retrievals",
+    ]
+    assert_quiet(page, made)
+
+
+def test_keyboard(made: Made, page: Browser):
+    focused = "document.activeElement.id"
+    page.press("/")
+    assert page.run(focused) == "search"
+    page.call("Input.insertText", text="thing-39")
+    page.wait("matches.length === 10")
+    page.press("ArrowDown")
+    assert page.run(focused) == "list"
+    for key, at in (("ArrowDown", 1), ("End", 9), ("ArrowUp", 8), ("Home", 0), ("ArrowUp", 0), ("ArrowDown", 1)):
+        page.press(key)
+        page.wait(f"current === matches[{at}]")
+    selected = page.run("$($('list').getAttribute('aria-activedescendant')).getAttribute('aria-selected')")
+    assert selected == "true" and texts_of(page, "[aria-selected=true] .text") == [made.questions[390].question]
+    page.wait("document.querySelector('#example h3').textContent.includes('390')")
+    page.press("Enter")
+    assert page.run(focused) == "example"
+    page.press("Escape")
+    assert page.run(focused) == "list"
+    page.press("/")
+    page.press("Escape")
+    page.wait(f"matches.length === {SIZE}")
+    assert page.run("[document.activeElement.id, $('search').value]") == ["search", ""]
+    page.run("document.querySelector('#frontier svg').focus()")
+    page.press("ArrowLeft")
+    assert page.run("$('readout').textContent").startswith("planner: ")
+    page.press("ArrowLeft")
+    page.press("Enter", shift=True)
+    assert page.run("state.b") == made.ids[EVIL] and page.run("document.activeElement.dataset.key") == "frontier"
+    page.run("document.querySelector('[data-key=\"sort-f1\"]').focus()")
+    page.press("Enter")
+    assert page.run("[document.activeElement.dataset.key, state.sort]") == ["sort-f1", "f1:down"]
+    assert_quiet(page, made)
+
+
+def test_hostile_text_stays_text(made: Made, page: Browser):
+    source = made.page.read_text(encoding="utf-8")
+    assert "<img" not in source and "default-src 'none'" in source and "unsafe-inline" not in source
+    assert "innerHTML" not in source and "eval(" not in source
+    update(page, b=made.ids[EVIL], example=EVIL, type=EVIL)
+    page.wait(f"document.querySelector('#example h3').textContent === {json.dumps(EVIL)}")
+    card = texts_of(page, "#example .card")[1]
+    assert (
+        card.count(EVIL) >= 12
+    )  # name, answer, error, step, its query, node, passage; outline, notes, reasoning, module
+    assert page.run("document.title") == "Evaluation"
+    assert (
+        page.run(
+            "document.querySelectorAll('img, iframe, object, embed, [onerror], [onclick], [style*=url]').length"
+        )
+        == 0
+    )
+    scripts = page.run("[...document.scripts].filter(script => !script.type).length")
+    assert scripts == 2 and page.run("document.querySelector('[href^=\"javascript\"]')") is None
+    assert_quiet(page, made)
+
+
+@pytest.mark.parametrize("width", [320, 400, 1200])
+@pytest.mark.parametrize("cell", ["decider", EVIL])
+def test_page_fits_the_width(made: Made, page: Browser, width: int, cell: str):
+    page.resize(width)
+    show(page, made, "#examples")
+    update(page, b=made.ids[cell], example=EVIL)
+    page.wait(f"document.querySelector('#example h3').textContent === {json.dumps(EVIL)}")
+    page.run("document.querySelectorAll('details').forEach(details => { details.open = true; })")
+    assert page.run("document.documentElement.scrollWidth") <= width
+    assert_quiet(page, made)
+
+
+def test_matrix_with_a_single_cell(made: Made, page: Browser, tmp_path: Path):
+    shutil.copytree(made.directory, tmp_path / "matrix")
+    matrix = json.loads((tmp_path / "matrix/matrix.json").read_text())
+    (tmp_path / "matrix/matrix.json").write_text(json.dumps(matrix | {"cells": matrix["cells"][:1]}))
+    write_matrix_report(tmp_path / "page.html", tmp_path / "matrix")
+    page.open((tmp_path / "page.html").as_uri())
+    page.wait("!!document.querySelector('#example h3')")
+    assert [text[:7] for text in texts_of(page, "#outcomes label")] == ["All400", "A right", "A wrong"]
+    assert len(texts_of(page, "#example .card")) == 1 and page.run("$('paired').hidden")

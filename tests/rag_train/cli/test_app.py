@@ -1,0 +1,82 @@
+"""The command line: help without heavy imports, and user errors in one line with exit code 2."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+
+from rag_train.cli.app import main
+from rag_train.miniworld.world import World, WorldConfig, write_world
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
+    monkeypatch.setattr(sys, "argv", ["rag-train", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return caught.value.code
+
+
+def test_help_needs_no_heavy_imports():
+    code = (
+        "import sys; sys.argv = ['rag-train', '--help']\n"
+        "from rag_train.cli.app import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "sys.exit(bool({'torch', 'transformers', 'vllm'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "synth" in done.stdout
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Path:
+    write_world(World(WorldConfig(films=20, people=20, cities=4, countries=2)), tmp_path / "world")
+    return tmp_path / "world"
+
+
+def test_index_reports_the_line_of_a_broken_corpus(
+    monkeypatch: pytest.MonkeyPatch, capsys, world: Path, tmp_path: Path
+):
+    assert call(monkeypatch, "index", str(world / "corpus.jsonl"), str(tmp_path / "index"), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["passages"] == 84
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"id": "1", "text": "a"}\n{"id": "2"\n')
+    for corpus, message in ((broken, "line 2"), (tmp_path / "gone.jsonl", "gone.jsonl")):
+        assert call(monkeypatch, "index", str(corpus), str(tmp_path / "other")) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and message in error and error.count("\n") == 1
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo", "--seeds", "a"], "--seeds a: not a list of integers"),
+        (["demo", "test_question=1"], "unknown key 'test_question'; did you mean 'test_questions'?"),
+        (["train", "gone.yaml"], "recipe gone.yaml: No such file or directory"),
+        (["synth", "deeprag", "recipes/deeprag_synth.yaml"], "no file 'data/hotpotqa/hotpot_train_v1.1.json'"),
+        (["demo", "world.people=10"], "leave 0 to the dev split"),
+        (["index", "README.md", "x", "--kind", "sparse"], "the kinds are bm25, lucene, dense"),
+        (["index", "README.md", "x", "--search", "nprobe=2"], "add --kind dense"),
+        (["serve", "retriever", "tests"], "tests: "),
+        (["report", "gone.json", "out.html"], "gone.json: No such file or directory"),
+    ],
+)
+def test_user_errors_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys, arguments: list[str], message: str):
+    monkeypatch.chdir(ROOT)
+    assert call(monkeypatch, *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
+
+
+def test_eval_lists_strategies_for_an_unknown_name(
+    monkeypatch: pytest.MonkeyPatch, capsys, world: Path, tmp_path: Path
+):
+    assert call(monkeypatch, "index", str(world / "corpus.jsonl"), str(tmp_path / "index")) == 0
+    arguments = ["--questions", str(world / "dev.jsonl"), "--index", str(tmp_path / "index")]
+    arguments += ["--output", str(tmp_path / "out"), "--model", str(tmp_path), "--strategy", "guess"]
+    assert call(monkeypatch, "eval", *arguments) == 2
+    assert "--strategy guess: unknown strategy 'guess'; the strategies are deeprag, " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,124 @@
+"""The evaluation commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from support.matrices import numbered
+from support.paths import MODEL
+
+from rag_train.cli.app import main
+from rag_train.cli.eval import named_places
+from rag_train.errors import UserError
+from rag_train.miniworld.world import World, WorldConfig
+from rag_train.pairs import named
+from rag_train.retrieval.index.open import build_index
+
+MINI = str(MODEL)
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
+    monkeypatch.setattr(sys, "argv", ["rag-train", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return caught.value.code
+
+
+@pytest.mark.slow
+def test_commands_on_the_mini_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    world = World(WorldConfig())
+    asked, compounds = world.questions("test")[:4], world.compounds("test", 2)
+    for name, records in (("multi", asked), ("compound", compounds), ("corpus", world.corpus())):
+        (tmp_path / f"{name}.jsonl").write_text("".join(record.model_dump_json() + "\n" for record in records))
+    build_index("bm25", tmp_path / "corpus.jsonl", tmp_path / "index", lambda done: None)
+    output = str(tmp_path / "m")
+    command = ["eval", "--model", f"mini={MINI}", "--index", str(tmp_path / "index"), "--output", output]
+    command += ["--questions", str(tmp_path / "multi.jsonl"), "--questions", str(tmp_path / "compound.jsonl")]
+    command += ["--strategy", "cot", "--strategy", "deeprag", "--engine", "transformers", "--no-instructions"]
+    assert call(monkeypatch, *command, "--json") == 0
+    cells = json.loads(capsys.readouterr().out)
+    assert [(cell["dataset"], cell["strategy"]) for cell in cells] == [
+        ("multi", "cot"), ("multi", "deeprag"), ("compound", "cot"), ("compound", "deeprag")
+    ]  # fmt: skip
+    deeprag = cells[1]["summary"]
+    assert deeprag["retrievals"]["mean"] > 0 and deeprag["fact_boundary"] and deeprag["fact_calibration"]["bins"]
+    assert "compound" in cells[3]["summary"]["measures"]
+    assert call(monkeypatch, "compare", output, "--cell", cells[0]["id"], "--cell", cells[1]["id"], "--json") == 0
+    assert json.loads(capsys.readouterr().out)[0]["questions"] == 4
+    assert call(monkeypatch, "export", output, str(tmp_path / "x"), "--format", "flashrag") == 0
+    assert capsys.readouterr().out.endswith("/x: 8 files\n")
+    assert call(monkeypatch, "judge", output, "--model", MINI, "--engine", "transformers", "--json") == 0
+    assert {cell["summary"]["measures"]["judge"]["mean"] for cell in json.loads(capsys.readouterr().out)[-4:]}
+
+
+def adapter(folder: Path, **tensors: tuple[int, ...]) -> str:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"r": 4, "base_model_name_or_path": MINI}))
+    save_file({name: np.zeros(shape, np.float32) for name, shape in tensors.items()}, folder / "a.safetensors")
+    return str(folder)
+
+
+def test_rejects_mistakes_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"id": "p", "title": "T", "text": "x"}\n')
+    build_index("bm25", tmp_path / "corpus.jsonl", tmp_path / "index", lambda done: None)
+    asked, wrong = tmp_path / "q.jsonl", tmp_path / "wrong.jsonl"
+    asked.write_text(numbered(0)[0].model_dump_json() + "\n")
+    wrong.write_text('{"prompt": "?", "completion": "!"}\n')
+    embeddings = adapter(tmp_path / "e", **{"base_model.model.model.embed_tokens.weight": (7, 128)})
+    head = adapter(tmp_path / "h", **{"base_model.model.lm_head.lora_B.weight": (7, 4)})
+    output, index = tmp_path / "m", ["--index", str(tmp_path / "index")]
+    base = ["--questions", str(asked)]
+    for arguments, problem in (
+        ([*index, *base], "give either --model, or --watch"),
+        (["--model", MINI, *base], "give either --index, or --retriever"),
+        (
+            ["--model", MINI, "--retriever", "bm25", *base],
+            "--retriever bm25: the name is missing; write NAME=PLACE",
+        ),
+        (["--model", MINI, "--model", f"{MINI}/", *index, *base], "--model: the name '"),
+        (
+            ["--model", MINI, *index, "--questions", str(wrong)],
+            "wrong.jsonl, line 1: no known format has the fields",
+        ),
+        (["--model", MINI, *index, "--questions", f"nq:{asked}"], "q.jsonl, line 1: no field 'answer'"),
+        (["--model", MINI, *index, *base, "--columns", "question=q"], "--columns question=q: answers is missing"),
+        (["--model", MINI, *index, *base, "--adapter", embeddings], "made for a vocabulary of 7 tokens, but model"),
+        (["--model", head, *index, *base], "h: made for a vocabulary of 7 tokens, but model"),
+        (["--model", str(tmp_path), *index, *base], "no config.json"),
+    ):
+        assert call(monkeypatch, "eval", *arguments, "--strategy", "direct", "--output", str(output)) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and problem in error and error.count("\n") == 1
+        assert not output.exists()
+
+
+def test_splits_names_from_places() -> None:
+    assert named("--model", "base=runs/a") == ("base", "runs/a")
+    assert named("--model", "runs/lr=0.1/best") == ("", "runs/lr=0.1/best")
+    assert named_places("--model", ["a=x=y", "b=runs/z"]) == {"a": "x=y", "b": "runs/z"}
+    for texts, problem in (
+        (["a="], "--model a=: nothing after the equals sign; write NAME=PLACE"),
+        (["runs/a"], "--model runs/a: the name is missing; write NAME=PLACE"),
+        (["a=x", "a=y"], "--model: the name 'a' is given twice; write NAME=PLACE with different names"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            named_places("--model", texts)
+
+
+def test_results_go_to_standard_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
+    asked, predictions = tmp_path / "q.jsonl", tmp_path / "p.json"
+    asked.write_text(numbered(0)[0].model_dump_json() + "\n")
+    for name, answer in (("first", "yes"), ("second", "no")):
+        predictions.write_text(json.dumps({"q0": answer}))
+        command = ["score", str(predictions), "--questions", str(asked), "--output", str(tmp_path / "m")]
+        assert call(monkeypatch, *command, "--name", name) == 0
+        said = capsys.readouterr()
+        assert "Answers and retrievals" in said.out and not said.err
+    assert call(monkeypatch, "compare", str(tmp_path / "m")) == 0
+    said = capsys.readouterr()
+    assert "Compared with first" in said.out and not said.err

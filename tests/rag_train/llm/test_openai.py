@@ -1,0 +1,452 @@
+"""The client of OpenAI-compatible servers, tested against vLLM's own server and a server with scripted failures."""
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import pytest
+
+from rag_train.errors import UserError
+from rag_train.llm import openai
+from rag_train.llm.base import EngineError, Sampling
+from rag_train.llm.checkpoint import load_tokenizer
+from rag_train.llm.engines import EngineConfig, open_engine
+from rag_train.llm.openai import OpenAIEngine
+from rag_train.llm.transformers import TransformersEngine
+from rag_train.miniworld.pretrain import PretrainConfig, pretrained
+from rag_train.miniworld.world import CHAINS, World, WorldConfig
+
+SCHEMA = json.dumps({"enum": ["yes", "no"]})  # an object would leave the white space to the model
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World(WorldConfig())
+
+
+@pytest.fixture(scope="module")
+def model(world: World, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The mini model with a generation_config.json, which a server follows unless told otherwise."""
+    directory = tmp_path_factory.mktemp("models") / "mini"
+    shutil.copytree(pretrained(world, PretrainConfig(), tmp_path_factory.mktemp("cache"))[0], directory)
+    path = directory / "generation_config.json"
+    defaults = {"repetition_penalty": 3.0, "top_k": 1, "temperature": 2.0}
+    path.write_text(json.dumps(json.loads(path.read_text()) | defaults))
+    return str(directory)
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that refuses connections and that only a server with SO_REUSEADDR, given this port, can bind."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def vllm_server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with reserved_port() as port, log.open("w") as output:
+        options = f"--host 127.0.0.1 --port {port} --dtype float32 --enforce-eager --block-size 32"
+        server = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "vllm.entrypoints.openai.api_server",
+                "--model",
+                model,
+                *options.split(),
+                "--max-model-len",
+                "512",
+            ],
+            stdout=output,
+            stderr=output,
+            env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"},
+        )
+        url = f"http://127.0.0.1:{port}"
+        try:
+            while True:
+                try:
+                    httpx.get(f"{url}/health").raise_for_status()
+                    break
+                except httpx.HTTPError:
+                    assert server.poll() is None, log.read_text()[-3000:]
+                    time.sleep(0.2)
+            yield url
+        finally:
+            server.terminate()
+            server.wait(60)
+
+
+@pytest.mark.engine
+def test_vllm_server_agrees_with_transformers(world: World, model: str, vllm_server: str):
+    questions = [CHAINS[(r,)][0].format(x=s) for s, r in sorted(world.known)[::40]][:8]
+    prompts = [f"Question: {question}\n" for question in questions]
+
+    async def go() -> None:
+        reference = TransformersEngine.start(model)
+        config = EngineConfig(kind="openai", urls=[f"{vllm_server}/v1/"])
+        async with open_engine(model, config) as engine:
+            assert engine.name == reference.name == "mini"
+            for sampling in (
+                Sampling(max_tokens=24),
+                Sampling(max_tokens=24, stop=("\n", "answer:")),
+                Sampling(max_tokens=12, logprobs=3),
+                Sampling(choice=("yes", "no")),
+                Sampling(regex="[a-c]{3}"),
+                Sampling(json_schema=SCHEMA),
+            ):
+                got, want = await asyncio.gather(
+                    asyncio.gather(*(engine.complete(prompt, sampling) for prompt in prompts)),
+                    asyncio.gather(*(reference.complete(prompt, sampling) for prompt in prompts)),
+                )
+                for a, b in zip(got, want, strict=True):
+                    assert (a.text, a.stop, a.truncated) == (b.text, b.stop, b.truncated)
+                    assert (a.token_ids, a.usage) == (b.token_ids, b.usage)
+                    assert len(a.logprobs) == len(b.logprobs)
+                    for x, y in zip(a.logprobs, b.logprobs, strict=True):
+                        assert [(t.token_id, t.text) for t in x] == [(t.token_id, t.text) for t in y]
+                        assert [t.logprob for t in x] == pytest.approx([t.logprob for t in y], abs=1e-3)
+            hot = [Sampling(max_tokens=24, temperature=1.5, seed=seed) for seed in (1, 1, 2)]
+            first, same, other = await asyncio.gather(*(engine.complete(prompts[0], s) for s in hot))
+            assert first.text == same.text != other.text
+            for prompt in ("x " * 1000, "x " * 254):  # too long without, and with the tokens to generate
+                with pytest.raises(ValueError, match="context"):
+                    await engine.complete(prompt, Sampling(max_tokens=64))
+            with pytest.raises(UserError, match=r"request rejected, status 404, .*`stage2` does not exist"):
+                await engine.complete("x", Sampling(adapter="runs/stage2"))
+        with pytest.raises(UserError, match=rf"serves {model}, not other; give a served name as model"):
+            OpenAIEngine.start([vllm_server], "other")
+
+    asyncio.run(go())
+
+
+Reply = tuple[int, dict[str, str], bytes]
+FINE = {
+    "choices": [{"text": " yes", "finish_reason": "stop", "stop_reason": "\n"}],
+    "usage": {"prompt_tokens": 1, "completion_tokens": 2},
+}
+
+
+def _fine(**changes: Any) -> Reply:
+    return 200, {}, json.dumps(FINE | {"choices": [FINE["choices"][0] | changes]}).encode()
+
+
+class _Server(ThreadingHTTPServer):
+    """A server that answers completions with ``script``, given the request's body; None closes the connection."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, script: Callable[[dict[str, Any]], Reply | None], port: int = 0):
+        self.script = script
+        self.asked: list[dict[str, Any]] = []
+        self.authorization: str | None = None
+        super().__init__(("127.0.0.1", port), _Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def do_GET(self) -> None:
+        self.server.authorization = self.headers["Authorization"]
+        served = self.path == "/v1/models"
+        self._reply(
+            (
+                200 if served else 404,
+                {},
+                json.dumps({"data" if served else "detail": [{"id": "mini"}, {"id": "./mini"}]}).encode(),
+            )
+        )
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(body)
+        reply = self.server.script(body)
+        if reply is None:
+            self.close_connection = True
+        else:
+            self._reply(reply)
+
+    def _reply(self, reply: Reply) -> None:
+        status, headers, content = reply
+        self.send_response(status)
+        for name, value in (headers | {"Content-Length": str(len(content))}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@contextmanager
+def serving(script: Callable[[dict[str, Any]], Reply | None], port: int = 0) -> Iterator[_Server]:
+    with _Server(script, port) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def scripted(*replies: Reply | None) -> Callable[[dict[str, Any]], Reply | None]:
+    """A script that gives these replies in turn, and then valid completions."""
+    left = list(replies)
+    return lambda body: left.pop(0) if left else _fine()
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(openai, "LONGEST_WAIT", 0.05)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+def ask(model: str, *urls: str, calls: int = 1, sampling: Sampling | None = None, **options: Any) -> list[Any]:
+    """Make ``calls`` calls at the same time and return their completions or exceptions."""
+
+    async def go() -> list[Any]:
+        engine = OpenAIEngine.start(urls, "mini", tokenizer=model, **options)
+        try:
+            prompts = [f"prompt {i}" for i in range(calls)]
+            made = (engine.complete(prompt, sampling or Sampling()) for prompt in prompts)
+            return await asyncio.gather(*made, return_exceptions=True)
+        finally:
+            await engine.aclose()
+
+    return asyncio.run(go())
+
+
+def prompts(server: _Server, model: str) -> list[str]:
+    """The prompts that the server has received."""
+    tokenizer = load_tokenizer(model)
+    return [str(tokenizer.decode(body["prompt"])) for body in server.asked]
+
+
+def test_sends_all_parameters_and_reads_answer_without_vllm_extensions(model: str, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    logprobs = {
+        "tokens": [" yes", "\n"],
+        "token_logprobs": [-2.0, -0.1],
+        "top_logprobs": [{" no": -0.5, " maybe": -1.0}, {"\n": -0.1, ".": -3.0}],
+    }
+    sampling = Sampling(
+        max_tokens=7, top_p=0.5, temperature=0.7, seed=3, stop=("\n",), logprobs=2, choice=("a", "b")
+    )
+    with serving(scripted(_fine(logprobs=logprobs))) as server:
+        [got] = ask(model, server.url, sampling=sampling)
+    assert server.authorization == "Bearer secret"
+    assert server.asked == [
+        {
+            "model": "mini",
+            "prompt": load_tokenizer(model)("prompt 0")["input_ids"],
+            "max_tokens": 7,
+            "temperature": 0.7,
+            "top_p": 0.5,
+            "seed": 3,
+            "stop": ["\n"],
+            "logprobs": 2,
+            "structured_outputs": {"choice": ["a", "b"]},
+            "top_k": -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "include_stop_str_in_output": False,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+        }
+    ]
+    assert (got.text, got.stop, got.truncated, got.usage.completion_tokens) == (" yes", "\n", False, 2)
+    assert [[t.logprob for t in step] for step in got.logprobs] == [[-0.5, -1.0, -2.0], [-0.1, -3.0]]
+    # The generated token is among the alternatives.
+    assert all(i in [t.token_id for t in step] for i, step in zip(got.token_ids, got.logprobs, strict=True))
+
+
+@pytest.mark.parametrize(
+    "failures",
+    [
+        [(503, {}, b""), (503, {}, b"")],
+        [(429, {"Retry-After": "0"}, b"slow down")],
+        [None, (502, {}, b"<html>"), None],
+        [(500, {}, b'{"error": {"message": "EngineCore encountered an issue."}}')],
+    ],
+)
+def test_retries_transient_failures(model: str, failures):
+    with serving(scripted(*failures)) as server:
+        [got] = ask(model, server.url)
+    assert got.text == " yes"
+    assert len(server.asked) == len(failures) + 1
+
+
+@pytest.mark.parametrize(
+    ("replies", "kind", "complaint"),
+    [
+        ([(200, {}, b'{"choices": [{"te')], EngineError, "the answer is not a completion .Invalid JSON"),
+        ([(200, {}, b'{"choices": [], "usage": {}}')], EngineError, "the answer is not a completion"),
+        ([_fine(finish_reason="abort")], EngineError, r"generation was aborted .abort"),
+        ([(500, {}, b"")] * 2, EngineError, "status 500"),
+        ([(307, {"Location": "/login"}, b"")], EngineError, "status 307"),
+        ([(503, {"Retry-After": "3600"}, b"later")], EngineError, "status 503, later; gave up after 600 s"),
+        ([(401, {}, b'{"error": "no"}')], UserError, "request rejected, status 401.*; set OPENAI_API_KEY"),
+        ([(400, {}, b'{"error": {"message": "bad\\nschema"}}')], UserError, "rejected, status 400, bad schema"),
+        ([(400, {}, b'{"error": {"message": "maximum context length is 8"}}')], ValueError, "maximum context"),
+        ([_fine(finish_reason="length")], ValueError, "prompt of 1 tokens and 64 to write exceed the context"),
+    ],
+)
+def test_does_not_retry_other_failures(model: str, replies: list[Reply], kind: type[Exception], complaint: str):
+    with serving(scripted(*replies)) as server:
+        [got] = ask(model, server.url)
+    assert len(server.asked) == len(replies)
+    with pytest.raises(kind, match=complaint):
+        raise got
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock can be set forward."""
+
+    skipped = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.skipped
+
+    def skip(self, seconds: float) -> None:
+        self.skipped += seconds
+
+
+def test_call_without_answer_fails_at_its_time_limit(model: str):
+    end = threading.Event()
+    loop = JumpingLoop()
+
+    def hang(body: dict[str, Any]) -> None:
+        loop.call_soon_threadsafe(loop.skip, 600)  # the request has arrived: let its time run out
+        end.wait(60)
+
+    with serving(hang) as server, asyncio.Runner(loop_factory=lambda: loop) as runner:
+        engine = OpenAIEngine.start([server.url], "mini", tokenizer=model, timeout=600)
+        with pytest.raises(EngineError, match="no answer within 600 s"):
+            runner.run(engine.complete("prompt", Sampling()))
+        end.set()
+        runner.run(engine.aclose())
+    assert len(server.asked) == 1
+
+
+def test_gives_up_if_server_does_not_come_back(model: str):
+    with serving(scripted()) as server:
+        server.script = lambda body: (503, {}, b"closed")
+        got = ask(model, server.url, calls=20, retry_for=0.2)
+    for error in got:
+        assert isinstance(error, EngineError) and "status 503, closed; gave up after 0.2 s" in str(error)
+
+
+def test_calls_survive_a_server_restart(model: str):
+    """The server stops without answering the calls in progress, and starts again later at the same address."""
+    end, arrived = threading.Event(), threading.Semaphore(0)
+
+    def hang(body: dict[str, Any]) -> None:
+        arrived.release()
+        end.wait(60)
+
+    async def go() -> list[Any]:
+        engine = OpenAIEngine.start([first.url], "mini", tokenizer=model)
+        in_progress = [asyncio.create_task(engine.complete(str(i), Sampling())) for i in range(4)]
+        for _ in in_progress:
+            await asyncio.to_thread(arrived.acquire)
+        first.shutdown()
+        first.socket.close()
+        meanwhile = [asyncio.create_task(engine.complete(str(i), Sampling())) for i in range(4)]
+        replica = engine._replicas[0]
+        while not replica.failures:  # until the new calls are refused
+            await asyncio.sleep(0.01)
+        with serving(scripted(), port) as second:
+            got = await asyncio.gather(*in_progress, *meanwhile)
+        assert sorted(prompts(second, model)) == sorted("01230123")
+        await engine.aclose()
+        return got
+
+    with reserved_port() as port, _Server(hang, port) as first:
+        threading.Thread(target=first.serve_forever, args=(0.01,), daemon=True).start()
+        assert [completion.text for completion in asyncio.run(go())] == [" yes"] * 8
+        end.set()
+
+
+def test_other_replica_answers_calls_of_a_failed_replica(model: str):
+    """One of two replicas closes its connections: all calls are answered, its calls by the other replica."""
+    both = threading.Barrier(8)
+
+    def dies(body: dict[str, Any]) -> None:
+        both.wait(60)
+
+    def lives(body: dict[str, Any]) -> Reply:
+        if len(survivor.asked) <= 4:
+            both.wait(60)  # each replica has four calls before either answers
+        return _fine()
+
+    with serving(dies) as victim, serving(lives) as survivor:
+        script = victim.script
+        victim.script = lambda body: script(body) if len(victim.asked) <= 4 else None
+        got = ask(model, victim.url, survivor.url, calls=8)
+    assert [completion.text for completion in got] == [" yes"] * 8
+    assert set(prompts(victim, model)[:4]) == {f"prompt {i}" for i in (0, 2, 4, 6)}
+    assert set(prompts(survivor, model)) == {f"prompt {i}" for i in range(8)}
+
+
+def test_calls_go_to_the_replica_with_the_fewest_calls(model: str):
+    """A replica that does not answer gets as many calls as the other has in flight, and no further calls."""
+    end = threading.Event()
+
+    def slow(body: dict[str, Any]) -> Reply:
+        end.wait(60)
+        return _fine()
+
+    async def go() -> None:
+        engine = OpenAIEngine.start([busy.url, idle.url], "mini", tokenizer=model, max_in_flight=3)
+        held = asyncio.create_task(engine.complete("held", Sampling()))
+        await asyncio.sleep(0)
+        for i in range(5):  # in sequence
+            await engine.complete(str(i), Sampling())
+        assert prompts(idle, model) == ["0", "1", "2", "3", "4"]
+        many = [asyncio.create_task(engine.complete("x", Sampling())) for _ in range(20)]
+        await asyncio.sleep(0)
+        assert [len(replica.in_flight) for replica in engine._replicas] == [3, 3]  # at most 6 in total
+        end.set()
+        await asyncio.gather(held, *many)
+        assert len(busy.asked) + len(idle.asked) == 26
+        await engine.aclose()
+
+    with serving(slow) as busy, serving(scripted()) as idle:
+        asyncio.run(go())
+
+
+def test_start_rejects_unusable_servers(model: str):
+    def start(*urls: str) -> None:
+        OpenAIEngine.start(urls, "mini", tokenizer=model)
+
+    with pytest.raises(UserError, match=r"engine.urls: no server given; start a server with `vllm serve MODEL`"):
+        start()
+    with reserved_port() as port, serving(scripted()) as server:
+        nowhere = f"http://127.0.0.1:{port}"
+        for url in (nowhere, "127.0.0.1:8000", "http://[", ""):
+            with pytest.raises(UserError, match=r"does not answer .*; start the server"):
+                start(url)
+        with pytest.raises(UserError, match=f"{nowhere} does not answer"):
+            start(server.url, nowhere)
+        with pytest.raises(UserError, match=r"cannot read its tokenizer .*; give .* as engine.tokenizer"):
+            OpenAIEngine.start([server.url], "./mini")
+        with pytest.raises(UserError, match="is not an OpenAI-compatible server"):
+            start(f"{server.url}/v2")

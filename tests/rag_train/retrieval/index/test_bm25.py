@@ -1,0 +1,268 @@
+"""BM25 indexes: ranking, resumable builds, damage; compared with rank-bm25 and bm25s."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import bm25s
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.paths import DATA
+
+from rag_train.errors import UserError
+from rag_train.questions.load import load_questions
+from rag_train.retrieval.corpus import read_corpus
+from rag_train.retrieval.index.bm25 import BM25Index
+from rag_train.retrieval.index.bm25_build import build_bm25
+from rag_train.retrieval.index.rank_bm25 import RankBM25Index
+from rag_train.retrieval.index.text import BM25Config, indexed_text, tokenizer
+from rag_train.schema import Passage
+
+UNUSUAL_QUERIES = [
+    "",
+    " ",
+    "zzzz",
+    "the of",
+    "\x00\x07\x1b[31m",
+    "\ud800",
+    "?!*^~\\(",
+    "x" * 100_000,
+    "film " * 20_000,
+]
+
+
+def make_passages(count: int, seed: int) -> list[Passage]:
+    """Return passages of random and common English words with frequencies according to Zipf's law."""
+    rng = random.Random(seed)
+    stems = ["the", "of", "was", "born", "films", "director", "directed", "city"]
+    words = stems + ["".join(rng.choices("abcdefgilmnorstu", k=rng.randint(2, 9))) for _ in range(1500)]
+    weights = [1 / rank for rank in range(1, len(words) + 1)]
+    return [
+        Passage(
+            id=str(i),
+            title=" ".join(rng.choices(words, weights, k=2)).title(),
+            text=" ".join(rng.choices(words, weights, k=rng.randint(5, 100))) + ".",
+        )
+        for i in range(count)
+    ]
+
+
+PASSAGES = make_passages(300, seed=0)
+
+
+@pytest.fixture(scope="module")
+def index() -> BM25Index:
+    return BM25Index.build(PASSAGES)
+
+
+def assert_same_ranking(passages: list[Passage], queries: list[str], config: BM25Config) -> None:
+    """Assert that both engines return the same passages and order, up to swaps within float32's precision."""
+    ours = BM25Index.build(passages, config).search(queries, 10)
+    reference = RankBM25Index(passages, config).search(queries, len(passages))
+    for found, expected in zip(ours, reference, strict=True):
+        scores = {p.id: p.score for p in expected}
+        assert [p.score for p in found] == pytest.approx([p.score for p in expected[:10]], rel=1e-5)
+        assert [p.score for p in found] == pytest.approx([scores[p.id] for p in found], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [BM25Config(), BM25Config(lowercase=False, stopwords=None, stemmer=None), BM25Config(k1=0.9, b=0.4)],
+)
+def test_both_engines_rank_alike(config: BM25Config) -> None:
+    queries = [p.text[:40] for p in make_passages(60, seed=1)]
+    assert_same_ranking(PASSAGES, [*queries, "The directors of Films"], config)
+
+
+@pytest.mark.skipif(not (DATA / "corpus.jsonl").exists(), reason="needs the corpus of Wikipedia passages")
+def test_both_engines_rank_alike_on_wikipedia() -> None:
+    passages = [p for p, _ in zip(read_corpus(DATA / "corpus.jsonl"), range(3000), strict=False)]
+    questions = load_questions(DATA / "hotpotqa" / "train_100.json")
+    assert_same_ranking(passages, [q.question for q in questions[:40]], BM25Config())
+
+
+def test_searches_stems_and_titles_and_omits_passages_without_a_match() -> None:
+    passages = [
+        Passage(id="a", title="Solaris", text="A film."),
+        Passage(id="b", text="She directs films."),
+        Passage(id="c", text="A city."),
+    ]
+    for retriever in (BM25Index.build(passages), RankBM25Index(passages)):
+        found = retriever.search(["directing", "SOLARIS", "film", "the"], 5)
+        assert [[p.id for p in ps] for ps in found] == [["b"], ["a"], ["a", "b"], []]
+        assert found[0][0].text == passages[1].text and found[0][0].score
+
+
+def test_equal_scores_are_in_corpus_order() -> None:
+    passages = [Passage(id=str(i), text="same words here" if i % 3 else "other text") for i in range(200)]
+    for retriever in (BM25Index.build(passages), RankBM25Index(passages)):
+        (found,) = retriever.search(["same words"], 7)
+        assert [p.id for p in found] == ["1", "2", "4", "5", "7", "8", "10"]
+
+
+def test_indexes_a_corpus_without_tokens(tmp_path: Path) -> None:
+    passages = [Passage(id="1", text="?"), Passage(id="2", text="the")]
+    build_bm25(passages, tmp_path / "index")
+    for retriever in (BM25Index.load(tmp_path / "index"), RankBM25Index(passages)):
+        assert retriever.search(UNUSUAL_QUERIES, 3) == [[] for _ in UNUSUAL_QUERIES]
+    for build in (BM25Index.build, RankBM25Index):
+        with pytest.raises(UserError, match="no passages"):
+            build([])
+
+
+def test_answers_unusual_queries(index: BM25Index) -> None:
+    for retriever in (index, RankBM25Index(PASSAGES)):
+        found = retriever.search(UNUSUAL_QUERIES, 10**6)
+        assert [bool(passages) for passages in found] == [False] * 8 + [True]
+        with pytest.raises(ValueError, match="k is 0"):
+            retriever.search(["film"], 0)
+
+
+@pytest.mark.parametrize(("field", "value"), [("k1", 0.0), ("k1", float("nan")), ("b", 1.5)])
+def test_rejects_invalid_parameters(field: str, value: float) -> None:
+    with pytest.raises(UserError, match=f"{field} is"):
+        replace(BM25Config(), **{field: value})
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("bm25") / "index"
+    build_bm25(PASSAGES, directory, shard=70)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def reloaded(saved: Path) -> list[BM25Index]:
+    return [BM25Index.load(saved), BM25Index.load(saved, mmap=False)]
+
+
+VOCABULARY = sorted({word for p in PASSAGES for word in p.text.split()})
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    queries=st.lists(st.text() | st.lists(st.sampled_from(VOCABULARY)).map(" ".join), max_size=4),
+    k=st.integers(1, 400),
+)
+def test_any_text_is_a_query_and_a_saved_index_returns_the_same(
+    index: BM25Index, reloaded: list[BM25Index], queries: list[str], k: int
+) -> None:
+    found = index.search(queries, k)
+    assert len(found) == len(queries)
+    for passages in found:
+        order = [(-(p.score or 0), int(p.id)) for p in passages]
+        assert order == sorted(order) and len(order) <= k and all(score < 0 for score, _ in order)
+    for other in reloaded:
+        assert other.search(queries, k) == found
+
+
+def test_scores_equal_those_of_bm25s(index: BM25Index) -> None:
+    tokenize = tokenizer(BM25Config())
+    reference = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
+    reference.index([tokenize(indexed_text(p)) for p in PASSAGES], show_progress=False)
+    for query in (p.text[:40] for p in make_passages(30, seed=2)):
+        scores = reference.get_scores(tokenize(query))
+        assert [scores[int(p.id)] for p in index.search([query], 20)[0]] == pytest.approx(
+            sorted(scores[scores > 0], reverse=True)[:20], rel=1e-5
+        )
+
+
+def test_build_reports_progress_and_reads_a_stream(tmp_path: Path) -> None:
+    seen: list[int] = []
+    stream = (Passage(id=str(i), text="a few words") for i in range(2500))
+    assert build_bm25(stream, tmp_path / "index", progress=seen.append, shard=2200) == 2500
+    assert seen == [1000, 2000, 2200, 2500]
+
+
+class Killed(BaseException):
+    """Ends a build like a kill: the code under test does not catch it."""
+
+
+@settings(max_examples=15, deadline=None)
+@given(after=st.integers(0, 299), shard=st.integers(1, 120))
+@pytest.mark.slow
+def test_resumed_build_writes_the_same_files(
+    tmp_path_factory: pytest.TempPathFactory, after: int, shard: int
+) -> None:
+    root = tmp_path_factory.mktemp("killed")
+    build_bm25(PASSAGES, root / "whole", shard=shard)
+
+    def stream(passages: list[Passage], until: int) -> Iterator[Passage]:
+        yield from passages[:until]
+        raise Killed
+
+    with pytest.raises(Killed):
+        build_bm25(stream(PASSAGES, after), root / "index", shard=shard)
+    assert not (root / "index").exists()
+    if after >= shard:
+        with pytest.raises(UserError, match="another corpus"):
+            build_bm25(PASSAGES[1:], root / "index", shard=shard)
+    build_bm25(PASSAGES, root / "index", shard=shard)
+    for file in (root / "whole").iterdir():
+        assert file.read_bytes() == (root / "index" / file.name).read_bytes()
+    assert sorted(path.name for path in root.iterdir()) == ["index", "whole"]
+
+
+def test_build_replaces_an_index_but_no_other_files(
+    index: BM25Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "index"
+    build_bm25(PASSAGES, directory)
+    build_bm25(PASSAGES[:10], directory, BM25Config(k1=0.9))
+    smaller = BM25Index.load(directory)
+    assert len(smaller) == 10 and smaller.config == BM25Config(k1=0.9)
+    assert smaller.corpus_sha256 != index.corpus_sha256
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", fail)
+    with pytest.raises(UserError, match="No space left"):
+        build_bm25(PASSAGES, directory)
+    monkeypatch.undo()
+    assert len(BM25Index.load(directory)) == 10
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "passages.jsonl").write_text("precious")
+    for path in (tmp_path / "mine", tmp_path / "mine" / "passages.jsonl"):
+        with pytest.raises(UserError):
+            build_bm25(PASSAGES, path)
+    assert (tmp_path / "mine" / "passages.jsonl").read_text() == "precious"
+
+
+def edit(directory: Path, **changes: object) -> None:
+    manifest = json.loads((directory / "index.json").read_text())
+    (directory / "index.json").write_text(json.dumps(manifest | changes))
+
+
+DAMAGE = {
+    "has 5 bytes, not": lambda d: (d / "passages.jsonl").write_bytes(b"short"),
+    "data.npy was changed": lambda d: (d / "data.npy").write_bytes(bytes((d / "data.npy").stat().st_size)),
+    "offsets.npy: No such file": lambda d: (d / "offsets.npy").unlink(),
+    "index.json is not JSON": lambda d: (d / "index.json").write_text('{"format": "rag'),
+    "no readable index.json": lambda d: (d / "index.json").unlink(),
+    "version 0, but": lambda d: edit(d, version=0),
+    "not a rag-train-bm25 index": lambda d: edit(d, format="faiss"),
+    "index.json was changed": lambda d: edit(d, config={"k1": "high"}),
+    "does not list the files": lambda d: edit(d, files={}),
+}
+
+
+@pytest.mark.parametrize("problem", DAMAGE)
+def test_rejects_a_damaged_index_which_can_be_rebuilt(index: BM25Index, tmp_path: Path, problem: str) -> None:
+    directory = tmp_path / "index"
+    build_bm25(PASSAGES, directory)
+    DAMAGE[problem](directory)
+    with pytest.raises(UserError) as caught:
+        BM25Index.load(directory)
+    message = str(caught.value)
+    assert problem in message and "rag-train index" in message and "\n" not in message
+    if (directory / "index.json").exists():
+        build_bm25(PASSAGES, directory)
+        assert len(BM25Index.load(directory)) == len(index)

@@ -1,0 +1,241 @@
+"""Dense retrieval with the embedded encoder and with small random encoders of each family."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, BertConfig, BertModel, DPRConfig, DPRContextEncoder, DPRQuestionEncoder
+
+from rag_train.errors import UserError
+from rag_train.miniworld.world import World, WorldConfig
+from rag_train.retrieval.corpus import encode
+from rag_train.retrieval.index import exact
+from rag_train.retrieval.index.dense import DenseConfig, DenseIndex, build_dense
+from rag_train.retrieval.index.encoder import EMBEDDED, Encoder, EncoderConfig, family, model_path
+from rag_train.schema import Passage
+
+PASSAGES = [
+    Passage(id="1", title="Paris", text="Paris is the capital of France."),
+    Passage(id="2", title="Photosynthesis", text="Plants turn light into chemical energy."),
+    Passage(id="3", title="", text="The stock market fell sharply on Monday."),
+    Passage(id="4", title="Ada Lovelace", text="She wrote the first program for a machine. " * 40),
+]
+QUERIES = ["What is the capital of France?", "How do plants make energy?", "Who was the first programmer?"]
+
+
+@pytest.fixture(scope="module")
+def index() -> DenseIndex:
+    return DenseIndex.build(PASSAGES)
+
+
+def test_finds_passages_by_meaning(index: DenseIndex):
+    found = index.search(QUERIES, 4)
+    assert [passages[0].id for passages in found] == ["1", "2", "4"]
+    for passages in found:
+        scores = [passage.score for passage in passages]
+        assert len(passages) == 4 and scores == sorted(scores, reverse=True)
+    assert index.search([], 3) == [] and len(index.search(["x"], 9)[0]) == 4
+    with pytest.raises(ValueError, match="k is 0"):
+        index.search(["x"], 0)
+
+
+@pytest.mark.parametrize("query", ["", " ", "\0\x1b", "\ud800", "日本語 العربية", "a" * 100_000])
+def test_answers_any_query(index: DenseIndex, query: str):
+    (found,) = index.search([query], 2)
+    assert len(found) == 2 and all(np.isfinite(passage.score or 0) for passage in found)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of random encoders of each family's architecture, with the embedded encoder's tokenizer."""
+    root = tmp_path_factory.mktemp("models")
+    tokenizer = AutoTokenizer.from_pretrained(model_path(EMBEDDED))
+    torch.manual_seed(0)
+    shape = {"vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 2, "intermediate_size": 32, "initializer_range": 0.5}
+    for name in ("contriever", "e5-small", "bge-small-en"):
+        BertModel(BertConfig(**shape)).save_pretrained(root / name)
+    DPRContextEncoder(DPRConfig(**shape)).save_pretrained(root / "dpr-ctx_encoder")
+    DPRQuestionEncoder(DPRConfig(**shape)).save_pretrained(root / "dpr-question_encoder")
+    for directory in root.iterdir():
+        tokenizer.save_pretrained(directory)
+    return root
+
+
+@torch.no_grad()
+def expected_vector(model, directory: Path, text: str, pooling: str, normalize: bool) -> np.ndarray:
+    batch = AutoTokenizer.from_pretrained(directory)(text, truncation=True, max_length=256, return_tensors="pt")
+    output = model.eval()(**batch)
+    states = output.pooler_output[:, None] if pooling == "dpr" else output.last_hidden_state
+    vector = states[0].mean(0) if pooling == "mean" else states[0, 0]
+    return (vector / vector.norm() if normalize else vector).numpy()
+
+
+@pytest.mark.parametrize(
+    ("name", "pooling", "normalize", "before_query", "before_passage"),
+    [
+        ("contriever", "mean", False, "", ""),
+        ("e5-small", "mean", True, "query: ", "passage: "),
+        ("bge-small-en", "cls", True, "Represent this sentence for searching relevant passages: ", ""),
+    ],
+)
+def test_families_encode_as_specified(models: Path, name, pooling, normalize, before_query, before_passage):
+    directory = models / name
+    encoder, model = Encoder(family(str(directory)), "cpu"), BertModel.from_pretrained(directory)
+    queries = encoder.encode_queries(QUERIES)
+    for vector, query in zip(queries, QUERIES, strict=True):
+        expected = expected_vector(model, directory, before_query + query, pooling, normalize)
+        assert vector == pytest.approx(expected, abs=1e-4)
+    passages = encoder.encode_passages(PASSAGES)
+    for vector, passage in zip(passages, PASSAGES, strict=True):
+        text = before_passage + f"{passage.title} {passage.text}".strip()
+        assert vector == pytest.approx(expected_vector(model, directory, text, pooling, normalize), abs=1e-4)
+
+
+def test_dpr_uses_two_encoders(models: Path):
+    config = family(str(models / "dpr-ctx_encoder"))
+    encoder = Encoder(config, "cpu")
+    question_encoder = DPRQuestionEncoder.from_pretrained(models / "dpr-question_encoder")
+    context_encoder = DPRContextEncoder.from_pretrained(models / "dpr-ctx_encoder")
+    expected = expected_vector(question_encoder, models / "dpr-question_encoder", QUERIES[0], "dpr", False)
+    assert encoder.encode_queries(QUERIES[:1])[0] == pytest.approx(expected, abs=1e-4)
+    text = "Paris [SEP] Paris is the capital of France."
+    expected = expected_vector(context_encoder, models / "dpr-ctx_encoder", text, "dpr", False)
+    assert encoder.encode_passages(PASSAGES[:1])[0] == pytest.approx(expected, abs=1e-4)
+
+
+def test_rejects_a_directory_without_an_encoder(tmp_path: Path):
+    with pytest.raises(UserError, match="cannot be loaded"):
+        Encoder(EncoderConfig(str(tmp_path)))
+
+
+@pytest.fixture(scope="module")
+def corpus() -> list[Passage]:
+    return World(WorldConfig(films=100, people=100, cities=20, countries=5)).corpus()
+
+
+@pytest.fixture(scope="module")
+def small(models: Path) -> DenseConfig:
+    return DenseConfig(encoder=family(str(models / "e5-small")))
+
+
+@pytest.mark.parametrize(("kind", "search"), [("Flat", ""), ("IVF4,Flat", "nprobe=4"), ("HNSW16", "efSearch=400")])
+def test_indexes_find_the_largest_products(corpus, small, tmp_path: Path, kind: str, search: str):
+    build_dense(corpus, tmp_path / "index", replace(small, kind=kind, search=search), shard=100)
+    index = DenseIndex.load(tmp_path / "index")
+    queries = index.encoder.encode_queries([passage.text for passage in corpus[::40]])
+    products = queries @ index.encoder.encode_passages(corpus).T
+    scores, positions = index.search_vectors(queries, 5)
+    assert scores == pytest.approx(-np.sort(-products, axis=1)[:, :5], abs=1e-4)
+    assert np.take_along_axis(products, positions, 1) == pytest.approx(scores, abs=1e-4)
+
+
+def test_compressed_index_finds_most_of_the_best_passages(corpus, small, tmp_path: Path):
+    build_dense(corpus, tmp_path / "index", replace(small, kind="IVF2,PQ8x6", search="nprobe=2"))
+    index = DenseIndex.load(tmp_path / "index")
+    queries = index.encoder.encode_queries([passage.text for passage in corpus[::10]])
+    best = (queries @ index.encoder.encode_passages(corpus).T).argmax(1)
+    assert np.mean([b in row for b, row in zip(best, index.search_vectors(queries, 20)[1], strict=True)]) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("kind", "search", "message"),
+    [
+        ("Nonsense", "", "could not parse index string Nonsense"),
+        ("IVF4,Flat", "probes=3", "could not set parameter probes"),
+        ("IVF9999,Flat", "", "too few for 9999 clusters"),
+    ],
+)
+def test_rejects_invalid_index_kinds(corpus, small, tmp_path: Path, kind: str, search: str, message: str):
+    with pytest.raises(UserError, match=message) as caught:
+        build_dense(corpus, tmp_path / "index", replace(small, kind=kind, search=search))
+    assert "\n" not in str(caught.value) and not (tmp_path / "index").exists()
+
+
+def test_rejects_damage_and_a_different_encoder(corpus, small, models: Path, tmp_path: Path):
+    build_dense(corpus, tmp_path / "index", small)
+    (tmp_path / "index" / "vectors.faiss").open("r+b").truncate(1000)
+    with pytest.raises(UserError, match="has 1000 bytes"):
+        DenseIndex.load(tmp_path / "index")
+    build_dense(corpus, tmp_path / "index", small)
+    manifest = json.loads((tmp_path / "index" / "index.json").read_text())
+    manifest["config"]["encoder"]["model"] = str(models / "bge-small-en")
+    (tmp_path / "index" / "index.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"the encoder .* has changed since it was built"):
+        DenseIndex.load(tmp_path / "index")
+    with pytest.raises(UserError, match="no passages to index"):
+        build_dense([], tmp_path / "empty", small)
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+BUILD = """
+import sys; from rag_train.retrieval.corpus import read_corpus; from rag_train.retrieval.index.dense import *
+from rag_train.retrieval.index.encoder import family
+
+def note(done):
+    if done > int(sys.argv[4]):
+        print("reached", flush=True)
+        sys.stdin.read()  # until the kill
+
+build_dense(read_corpus(sys.argv[1]), sys.argv[2], DenseConfig(encoder=family(sys.argv[3])), note, shard=50)
+"""
+
+
+@pytest.mark.slow
+def test_processes_share_the_shards_and_continue_a_killed_build(corpus, small, models: Path, tmp_path: Path):
+    (tmp_path / "corpus.jsonl").write_bytes(b"".join(encode(passage) for passage in corpus))
+    (tmp_path / "build.py").write_text(BUILD)
+    arguments = [str(tmp_path / "build.py"), str(tmp_path / "corpus.jsonl"), str(tmp_path / "index")]
+    arguments.append(str(models / "e5-small"))
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    # Progress beyond 100 passages is reported from the third shard: the first two are saved.
+    killed = subprocess.Popen(
+        [sys.executable, *arguments, "100"],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert killed.stdout and "reached\n" in killed.stdout
+    killed.kill()
+    killed.communicate()
+    work = tmp_path / ".index.building"
+    assert [path.name[:6] for path in sorted(work.glob("[0-9]*.npy"))] == ["000000", "000001"]
+
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    done = subprocess.run([*launch, *arguments, str(len(corpus))], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not work.exists()
+    build_dense(corpus, tmp_path / "other", small, shard=50)
+    together, alone = DenseIndex.load(tmp_path / "index"), DenseIndex.load(tmp_path / "other")
+    assert together.corpus_sha256 == alone.corpus_sha256
+    assert together.search(QUERIES, 5) == alone.search(QUERIES, 5)
+
+
+MATRIX = st.integers(1, 40).flatmap(
+    lambda rows: st.lists(st.lists(st.integers(-2, 2), min_size=3, max_size=3), min_size=rows, max_size=rows)
+)
+
+
+@settings(deadline=None)  # the first example compiles the loop
+@given(queries=MATRIX, vectors=MATRIX, k=st.integers(1, 12), block=st.integers(1, 50))
+def test_largest_products_equal_those_of_sorting(queries, vectors, k: int, block: int):
+    """The vectors are small whole numbers, so that many products are equal."""
+    a, b = np.array(queries, np.float32), np.array(vectors, np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "_VECTORS", block)
+        patch.setattr(exact, "_QUERIES", 2)
+        products, positions = exact.largest_products(a, b, k)
+    expected = np.argsort(-(a @ b.T), axis=1, kind="stable")[:, :k]
+    found = min(k, len(b))
+    assert (positions[:, :found] == expected).all() and (positions[:, found:] == -1).all()
+    assert (products[:, :found] == np.take_along_axis(a @ b.T, expected, 1)).all()

@@ -1,0 +1,65 @@
+"""The client of the retrieval service with servers that fail or are not the service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from support.servers import Handler, serving
+
+from rag_train import http
+from rag_train.errors import UserError
+from rag_train.retrieval.remote.client import RetrievalClient
+
+
+@contextmanager
+def scripted(*answers: tuple[int, bytes]) -> Iterator[str]:
+    """Serve the given responses in turn, and repeat the last one."""
+    remaining = list(answers)
+
+    class Scripted(Handler):
+        def do_GET(self) -> None:
+            self.body()
+            self.send(*(remaining.pop(0) if len(remaining) > 1 else remaining[0]))
+
+        do_POST = do_GET
+
+    with serving(Scripted) as url:
+        yield url
+
+
+HEALTHY = (200, b'{"retriever": "r", "max_queries": 2}')
+FOUND = (200, b'{"passages": [[]]}')
+
+
+def test_retries_after_temporary_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(http.time, "sleep", waits.append)
+    with scripted(HEALTHY, (503, b""), (0, b""), (504, b""), FOUND) as url:
+        assert RetrievalClient(url, retries=3).search(["q"], 1) == [[]]
+    assert [0.05 * 2**i <= wait <= 0.1 * 2**i for i, wait in enumerate(waits)] == [True] * 3
+    with scripted(HEALTHY, (503, b"<h1>\nno\n</h1>")) as url:
+        client = RetrievalClient(url, retries=2)
+        with pytest.raises(UserError, match="status 503, <h1> no </h1>"):
+            client.search(["q"], 1)
+    assert len(waits) == 5
+
+
+@pytest.mark.parametrize("answer", [(200, b"{}"), (200, b"<html>"), (200, b"[]"), (404, b"")])
+def test_rejects_other_servers(answer: tuple[int, bytes]) -> None:
+    with scripted(answer) as url, pytest.raises(UserError, match="retrieval service"):
+        RetrievalClient(url)
+
+
+@pytest.mark.parametrize("body", [b'{"passages": [[], []]}', b'{"passages": [[{"id": 1}]]}', b"", b"\xff"])
+def test_rejects_invalid_responses(body: bytes) -> None:
+    with scripted(HEALTHY, (200, body)) as url, pytest.raises(UserError, match="the response") as caught:
+        RetrievalClient(url).search(["q"], 1)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "nonsense", "http://[", "ftp://127.0.0.1"])
+def test_reports_an_unreachable_service(url: str) -> None:
+    with pytest.raises(UserError, match="rag-train serve retriever"):
+        RetrievalClient(url, retries=0)

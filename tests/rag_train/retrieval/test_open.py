@@ -1,0 +1,233 @@
+"""Opening every kind of retriever by its specification."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.servers import Cluster, Handler, elastic_cluster, running, serving
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+from rag_train.errors import UserError
+from rag_train.retrieval import specification
+from rag_train.retrieval.base import Retriever, corpus_sha256
+from rag_train.retrieval.cache import CachedRetriever
+from rag_train.retrieval.corpus import encode
+from rag_train.retrieval.fusion import FusedRetriever
+from rag_train.retrieval.index.bm25 import BM25Index
+from rag_train.retrieval.index.dense import DenseIndex
+from rag_train.retrieval.index.encoder import EMBEDDED, model_path
+from rag_train.retrieval.index.lucene import LuceneIndex
+from rag_train.retrieval.index.open import build_index, load_index
+from rag_train.retrieval.open import index_corpus, open_retriever
+from rag_train.retrieval.remote.web import PROVIDERS
+from rag_train.retrieval.rerank import CrossEncoderReranker, RerankedRetriever
+from rag_train.schema import Passage
+from rag_train.serving.retriever import app
+
+PASSAGES = [
+    Passage(id="1", title="Paris", text="Paris is the capital of France."),
+    Passage(id="2", title="London", text="London is the capital of England."),
+    Passage(id="3", title="Film", text="A film about the capital of France."),
+    Passage(id="4", title="Photosynthesis", text="Plants turn light into chemical energy."),
+]
+QUERIES = ["capital of France", "film", "energy of plants"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with corpus.jsonl and the indexes bm25, lucene and dense."""
+    root = tmp_path_factory.mktemp("open")
+    (root / "corpus.jsonl").write_bytes(b"".join(map(encode, PASSAGES)))
+    for kind in ("bm25", "lucene", "dense"):
+        build_index(kind, root / "corpus.jsonl", root / kind, lambda _: None)
+    return root
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(root: Path) -> Path:
+    """A directory with a small random cross-encoder."""
+    tokenizer = AutoTokenizer.from_pretrained(model_path(EMBEDDED))
+    torch.manual_seed(0)
+    shape = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "initializer_range": 0.5}
+    config = BertConfig(vocab_size=len(tokenizer), hidden_size=16, **shape)
+    config.num_labels = 1
+    BertForSequenceClassification(config).save_pretrained(root / "ce")
+    tokenizer.save_pretrained(root / "ce")
+    return root / "ce"
+
+
+class Scores(Handler):
+    """A fake of vLLM's /score: longer texts score higher."""
+
+    models: list[str | None]
+
+    def do_POST(self) -> None:
+        request = json.loads(self.body())
+        self.models.append(request.get("model"))
+        data = [{"index": i, "score": len(text)} for i, text in enumerate(request["text_2"])]
+        self.send(200, json.dumps({"data": data}).encode())
+
+
+@pytest.fixture
+def vllm() -> Iterator[str]:
+    Scores.models = []
+    with serving(Scores) as url:
+        yield url
+
+
+@pytest.mark.parametrize(("kind", "index"), [("bm25", BM25Index), ("lucene", LuceneIndex), ("dense", DenseIndex)])
+def test_index_directories(root: Path, kind: str, index: type) -> None:
+    opened = open_retriever(str(root / kind))
+    assert isinstance(opened, index)
+    assert opened.search(QUERIES, 2) == load_index(root / kind).search(QUERIES, 2)
+    assert corpus_sha256(opened) == load_index(root / "bm25").corpus_sha256
+
+
+def test_retrieval_service(root: Path) -> None:
+    index = load_index(root / "bm25")
+    with running(app(index)) as url:
+        opened = open_retriever(url)
+        assert opened.search(QUERIES, 2) == index.search(QUERIES, 2)
+        assert (opened.name, corpus_sha256(opened)) == ("bm25", "")
+
+
+def test_service_serves_any_retriever(root: Path) -> None:
+    fused = open_retriever(f"rrf({root}/bm25,{root}/lucene)")
+    with running(app(fused)) as url:
+        assert open_retriever(url).search(QUERIES, 2) == fused.search(QUERIES, 2)
+
+
+def test_web_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Search(Handler):
+        def do_GET(self) -> None:
+            result = {"url": "https://a.org", "title": self.path, "content": "text"}
+            self.send(200, json.dumps({"results": [result]}).encode())
+
+    with serving(Search) as url:
+        ((passage,),) = open_retriever(f"searxng+{url}/search").search(["q"], 3)
+    assert (passage.id, passage.title) == ("https://a.org", "/search?q=q&format=json")
+    monkeypatch.setenv("BING_API_KEY", "key")
+    monkeypatch.delenv("SERPER_API_KEY", raising=False)
+    assert open_retriever("bing").name == "bing"
+    with pytest.raises(UserError, match="serper: no API key; set the environment variable SERPER_API_KEY"):
+        open_retriever("serper")
+    with pytest.raises(UserError, match=r"searxng: no address; write for example searxng\+http://"):
+        open_retriever("searxng")
+    assert set(specification.WEB_SEARCHES) == set(PROVIDERS)
+
+
+def test_elasticsearch(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTIC_API_KEY", "secret")
+    with elastic_cluster() as url:
+        place = f"{url.replace('http', 'elastic')}/wiki"
+        reached: list[int] = []
+        assert index_corpus("bm25", root / "corpus.jsonl", place, reached.append) == 4 == reached[-1]
+        opened = open_retriever(place)
+        assert opened.search(QUERIES, 2) == load_index(root / "lucene").search(QUERIES, 2)
+        assert corpus_sha256(opened) == "" and Cluster.keys == ["ApiKey secret"]
+        assert open_retriever(place.replace("elastic", "elastic+http")).search(QUERIES, 1)
+        with pytest.raises(UserError, match="--kind and the options of dense are for directories"):
+            index_corpus("dense", root / "corpus.jsonl", place, reached.append)
+
+
+def test_milvus(root: Path) -> None:
+    place = f"milvus:{root}/lite.db/wiki"
+    with pytest.raises(UserError, match="the collection does not exist"):
+        open_retriever(place).search(QUERIES, 1)
+    reached: list[int] = []
+    assert index_corpus("bm25", root / "corpus.jsonl", place, reached.append) == 4 == reached[-1]
+    found, expected = open_retriever(place).search(QUERIES, 3), load_index(root / "dense").search(QUERIES, 3)
+    assert [[p.id for p in passages] for passages in found] == [[p.id for p in passages] for passages in expected]
+    with pytest.raises(UserError, match="its metric is ip, not cosine"):
+        open_retriever(f"{place}?encoder={model_path(EMBEDDED)}&metric=cosine")
+
+
+def test_fusion(root: Path) -> None:
+    bm25, dense = load_index(root / "bm25"), load_index(root / "dense")
+    places = f"{root}/bm25, {root}/dense"
+    opened = open_retriever(f"rrf({places})")
+    assert opened.search(QUERIES, 3) == FusedRetriever([bm25, dense]).search(QUERIES, 3)
+    assert (opened.name, corpus_sha256(opened)) == ("rrf(bm25, dense)", bm25.corpus_sha256)
+    weighted = open_retriever(f"weighted(0.25*{places})")
+    expected = FusedRetriever([bm25, dense], "weighted", [0.25, 1.0])
+    assert weighted.search(QUERIES, 3) == expected.search(QUERIES, 3)
+    with pytest.raises(UserError, match="one positive number for each"):
+        open_retriever(f"rrf(0*{places})")
+
+
+def test_reranking(root: Path, cross_encoder: Path, vllm: str) -> None:
+    bm25 = load_index(root / "bm25")
+    opened = open_retriever(f"rerank({root}/bm25, {cross_encoder})")
+    expected = RerankedRetriever(bm25, CrossEncoderReranker(str(cross_encoder)))
+    assert opened.search(QUERIES, 3) == expected.search(QUERIES, 3)
+    assert corpus_sha256(opened) == bm25.corpus_sha256
+    nested = open_retriever(f"rerank(rrf({root}/bm25,{root}/lucene),{vllm})")
+    assert nested.name == "rrf(bm25, lucene)+rerank"
+    assert [p.id for p in nested.search(QUERIES, 1)[0]] == ["3"]  # the longest passage
+    assert open_retriever(f"rerank({root}/bm25,{vllm},org/model)").search(QUERIES, 1)
+    assert Scores.models == [None, "org/model"]
+
+
+def test_cache(root: Path, tmp_path: Path) -> None:
+    build_index("bm25", root / "corpus.jsonl", tmp_path / "index", lambda _: None)
+    place = f"cache({tmp_path}/index, {tmp_path}/cache.sqlite)"
+    first = open_retriever(place)
+    found = first.search(QUERIES, 2)
+    assert found == load_index(root / "bm25").search(QUERIES, 2)
+    again = open_retriever(place)
+    assert isinstance(again, CachedRetriever)
+    assert again.search(QUERIES, 2) == found and (again.hits, again.misses) == (3, 0)
+    assert corpus_sha256(again) == corpus_sha256(first) == load_index(root / "bm25").corpus_sha256
+
+    (tmp_path / "other.jsonl").write_bytes(b"".join(map(encode, PASSAGES[:2])))
+    build_index("bm25", tmp_path / "other.jsonl", tmp_path / "index", lambda _: None)
+    rebuilt = open_retriever(place)
+    assert [len(passages) for passages in rebuilt.search(QUERIES, 2)] == [2, 0, 0]
+
+
+def test_corpus_hash_of_combinations() -> None:
+    class Corpus:
+        name = "corpus"
+
+        def __init__(self, sha256: str | None):
+            if sha256 is not None:
+                self.corpus_sha256 = sha256
+
+        def search(self, queries: Any, k: int) -> list[list[Passage]]:
+            return [[] for _ in queries]
+
+    def joint(*parts: str | None) -> str:
+        retrievers: list[Retriever] = [Corpus(part) for part in parts]
+        return corpus_sha256(FusedRetriever(retrievers))
+
+    assert joint("a", "a") == "a" and joint("a", None) == joint("a", "") == ""
+    assert joint("a", "b") == joint("b", "a") != joint("a", "c") and len(joint("a", "b")) == 64
+
+
+@pytest.mark.parametrize(
+    ("place", "problem"),
+    [
+        ("indexes/gone", "no such directory; give an index directory"),
+        ("altavista", "give an index directory, an address or a web search (bing, searxng, serper)"),
+        ("ftp://host/index", "unknown kind of address"),
+        ("searxng+ftp://host/search", "unknown kind of address"),
+        ("elastic://host:9200", "no index name; write elastic://HOST:PORT/INDEX"),
+        ("elastic://host:9200/", "no index name"),
+        ("elastic+ftp://host/wiki", "unknown transport 'ftp'; write +http or +https"),
+        ("milvus://host:19530", "no collection; write milvus://HOST:PORT/COLLECTION"),
+        ("milvus:wiki.db", "no collection"),
+        ("milvus:wiki.db/wiki?encode=x", "unknown option 'encode'; the options are encoder and metric"),
+        ("http://127.0.0.1:9", "retrieval service"),
+    ],
+)
+def test_errors_are_one_line(place: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rag_train.http.time.sleep", lambda seconds: None)
+    for text in (place, f"rrf({place})"):
+        with pytest.raises(UserError) as caught:
+            open_retriever(text)
+        assert problem in str(caught.value) and "; " in str(caught.value) and "\n" not in str(caught.value)

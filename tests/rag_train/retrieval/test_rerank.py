@@ -1,0 +1,357 @@
+"""Reranking with a small BERT cross-encoder, and with a fake of vLLM's /score."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.servers import Handler, serving
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
+
+from rag_train import http
+from rag_train.errors import UserError
+from rag_train.retrieval.corpus import encodable
+from rag_train.retrieval.index.bm25 import BM25Index
+from rag_train.retrieval.index.text import indexed_text
+from rag_train.retrieval.rerank import CrossEncoderReranker, RerankedRetriever, VLLMScoreReranker, group_by_entity
+from rag_train.schema import Passage
+
+Pair = tuple[str, str]
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PASSAGES = [
+    Passage(id=str(i), title=title, text=text)
+    for i, (title, text) in enumerate(
+        [
+            ("Fox", "the red fox runs"),
+            ("Hen", "a hen and a fox"),
+            ("Jay", "blue jay"),
+            ("Owl", "the owl of the red wood"),
+            ("Cat", "the cat"),
+        ]
+    )
+]
+
+
+def save_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
+    """Save a BERT tokenizer with single letters as word pieces."""
+    words = [*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {f"{name[1:-1].lower()}_token": name for name in SPECIAL}
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_input_names=["input_ids", "token_type_ids", "attention_mask"], **names
+    )
+    fast.save_pretrained(directory)
+    return fast
+
+
+def bert(labels: int = 1) -> BertConfig:
+    config = BertConfig(
+        vocab_size=len(SPECIAL) + 2 * len(LETTERS),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        initializer_range=0.5,  # gives widely spread scores
+    )
+    config.num_labels = labels
+    return config
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("cross-encoder")
+    torch.manual_seed(0)
+    BertForSequenceClassification(bert()).save_pretrained(directory)
+    save_tokenizer(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(checkpoint: Path) -> CrossEncoderReranker:
+    return CrossEncoderReranker(str(checkpoint), batch_size=4, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def one_by_one(checkpoint: Path) -> Callable[[Pair], float]:
+    """Function that scores a single pair with the model itself, in a batch of one."""
+    model = BertForSequenceClassification.from_pretrained(checkpoint).eval()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(checkpoint)
+
+    def score(pair: Pair) -> float:
+        query, text = pair
+        # Lists, because an empty string would be treated as a missing text.
+        encoded = tokenizer([query], [text], truncation=True, max_length=64, return_tensors="pt")
+        with torch.inference_mode():
+            return float(model(**encoded).logits.sigmoid())
+
+    return score
+
+
+class Counting:
+    """A reranker with a given score function that records its calls."""
+
+    def __init__(self, score: Callable[[str, str], float]):
+        self.score = score
+        self.asked: list[list[Pair]] = []
+
+    def scores(self, pairs: Sequence[Pair]) -> list[float]:
+        self.asked.append(list(pairs))
+        return [self.score(query, text) for query, text in pairs]
+
+
+def shared_letters(query: str, text: str) -> float:
+    return float(len(set(query) & set(text)))
+
+
+class Everything:
+    """A retriever that returns the same passages for every query."""
+
+    name = "everything"
+
+    def __init__(self, passages: list[Passage]):
+        self.passages = passages
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        return [self.passages[:k] for _ in queries]
+
+
+def ids(passages: Sequence[Passage]) -> list[str]:
+    return [passage.id for passage in passages]
+
+
+# -- the cross-encoder -----------------------------------------------------------------------------------------
+
+
+def test_batches_score_like_single_pairs(
+    cross_encoder: CrossEncoderReranker, one_by_one: Callable[[Pair], float]
+) -> None:
+    pairs = [("who " * (i % 3 + 1), LETTERS[i : i + 1 + i % 5] + " xy" * (i * 7 % 40)) for i in range(23)]
+    scores = cross_encoder.scores(pairs)
+    assert scores == pytest.approx([one_by_one(pair) for pair in pairs], abs=1e-5)
+    assert max(scores) - min(scores) > 0.1  # the scores differ between pairs
+    assert cross_encoder.scores(pairs) == scores
+    assert cross_encoder.scores(pairs[::-1]) == pytest.approx(scores[::-1], abs=1e-5)
+    assert cross_encoder.scores([]) == []
+
+
+ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=80)  # includes halves of surrogate pairs
+
+
+@settings(max_examples=30, deadline=None)
+@given(pairs=st.lists(st.tuples(ANY_TEXT, ANY_TEXT), max_size=6))
+def test_scores_any_text(
+    cross_encoder: CrossEncoderReranker, one_by_one: Callable[[Pair], float], pairs: list[Pair]
+) -> None:
+    expected = [one_by_one((encodable(query), encodable(text))) for query, text in pairs]
+    assert cross_encoder.scores(pairs) == pytest.approx(expected, abs=1e-5)
+
+
+def test_truncates_long_pairs(checkpoint: Path, cross_encoder: CrossEncoderReranker) -> None:
+    long = ("a", "b " * 100_000)
+    assert cross_encoder.scores([long]) == pytest.approx(cross_encoder.scores([("a", "b " * 60)]))
+    short = CrossEncoderReranker(str(checkpoint), device="cpu", max_length=8)
+    assert short.scores([long]) == pytest.approx(cross_encoder.scores([("a", "b " * 4)]))
+
+
+def test_rejects_models_that_are_not_cross_encoders(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not found"):
+        CrossEncoderReranker(str(tmp_path / "missing"))
+    save_tokenizer(tmp_path)
+    BertModel(bert()).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="BertModel has no scoring head; give a cross-encoder"):
+        CrossEncoderReranker(str(tmp_path), device="cpu")
+    BertForSequenceClassification(bert(labels=3)).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="3 labels; give a cross-encoder with one score"):
+        CrossEncoderReranker(str(tmp_path), device="cpu")
+    (tmp_path / "model.safetensors").write_bytes(b"\x00" * 100)
+    with pytest.raises(UserError, match="; give a cross-encoder's checkpoint") as caught:
+        CrossEncoderReranker(str(tmp_path), device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+# -- the retriever ---------------------------------------------------------------------------------------------
+
+
+def test_returns_the_best_passages_first(
+    cross_encoder: CrossEncoderReranker, one_by_one: Callable[[Pair], float]
+) -> None:
+    index = BM25Index.build(PASSAGES)
+    reranked = RerankedRetriever(index, cross_encoder)
+    assert reranked.name == "bm25+rerank"
+    queries = ["red fox", "blue jay", "zebra"]
+    for query, found, before in zip(queries, reranked.search(queries, 2), index.search(queries, 50), strict=True):
+        expected = sorted(before, key=lambda p: -one_by_one((query, indexed_text(p))))[:2]
+        assert ids(found) == ids(expected)
+        assert [p.score for p in found] == pytest.approx(
+            [one_by_one((query, indexed_text(p))) for p in found], abs=1e-5
+        )
+
+
+def test_respects_depth_k_and_ties_and_scores_all_queries_in_one_call() -> None:
+    reranker = Counting(shared_letters)
+    reranked = RerankedRetriever(Everything(PASSAGES), reranker, depth=3)
+    found = reranked.search(["x", "jy", "x"], 2)
+    assert [ids(passages) for passages in found] == [["0", "1"], ["2", "0"], ["0", "1"]]  # ties in retriever order
+    (asked,) = reranker.asked
+    assert len(asked) == 6  # three passages for each of two different queries
+    assert ids(reranked.search(["x"], 4)[0]) == ["0", "1", "2", "3"]  # k is greater than depth
+    with pytest.raises(ValueError, match="k is 0"):
+        reranked.search(["x"], 0)
+
+
+def test_does_not_score_empty_results() -> None:
+    reranker = Counting(shared_letters)
+    assert RerankedRetriever(Everything([]), reranker).search(["a", "b"], 3) == [[], []]
+    assert RerankedRetriever(Everything(PASSAGES), reranker).search([], 3) == []
+    assert reranker.asked == []
+
+
+def test_rejects_scores_that_are_not_numbers() -> None:
+    with pytest.raises(UserError, match="not a number; "):
+        RerankedRetriever(Everything(PASSAGES), Counting(lambda *_: math.nan)).search(["a"], 3)
+
+
+# -- grouping by entity ----------------------------------------------------------------------------------------
+
+
+def test_group_by_entity_ranks_by_the_best_query() -> None:
+    fox, hen, jay, owl, cat = PASSAGES
+    table = {
+        ("where", "Fox the red fox runs"): 0.2,
+        ("when", "Fox the red fox runs"): 0.3,
+        ("where", "Hen a hen and a fox"): 0.9,
+        ("when", "Hen a hen and a fox"): 0.0,
+        ("where", "Jay blue jay"): 0.1,
+        ("when", "Jay blue jay"): 0.5,
+        ("who", "Hen a hen and a fox"): 0.4,
+        ("who", "Cat the cat"): 0.4,
+    }
+    reranker = Counting(lambda query, text: table[query, text])
+    entities = {"Bird": ["where", "when"], "Owner": ["who"], "Nobody": [], "Unfound": ["which"]}
+    found = {"where": [fox, hen], "when": [hen, jay], "who": [cat, hen], "which": [], "of no entity": [owl]}
+    groups = group_by_entity(entities, found, reranker, k=2)
+    assert list(groups) == ["Bird", "Owner", "Nobody", "Unfound"]
+    assert [(p.id, p.score) for p in groups["Bird"]] == [("1", 0.9), ("2", 0.5)]
+    assert ids(groups["Owner"]) == ["4", "1"]  # equal scores keep their order
+    assert groups["Nobody"] == groups["Unfound"] == []
+    assert sorted(reranker.asked[0]) == sorted(table) and len(reranker.asked) == 1
+
+
+@given(
+    st.dictionaries(st.sampled_from("ABC"), st.lists(st.sampled_from(LETTERS[:6]), max_size=4)),
+    st.dictionaries(st.sampled_from(LETTERS[:6]), st.lists(st.sampled_from(PASSAGES), unique_by=lambda p: p.id)),
+    st.integers(1, 6),
+)
+def test_groups_contain_each_passage_of_their_queries_once(
+    entities: dict[str, list[str]], retrieved: dict[str, list[Passage]], k: int
+) -> None:
+    found = {query: retrieved.get(query, []) for query in LETTERS[:6]}
+    for entity, group in group_by_entity(entities, found, Counting(shared_letters), k).items():
+        pool = {p.id: p for query in entities[entity] for p in found[query]}
+        best = {
+            id: max(shared_letters(query, indexed_text(p)) for query in entities[entity]) for id, p in pool.items()
+        }
+        assert len(set(ids(group))) == len(group) == min(k, len(pool))
+        assert [p.score for p in group] == sorted(best.values(), reverse=True)[:k]
+        assert all(best[p.id] == p.score for p in group)
+
+
+# -- vLLM's /score ---------------------------------------------------------------------------------------------
+
+
+class Server:
+    """A server with vLLM's ScoreRequest and ScoreResponse; scores like `shared_letters`, or sends ``replies``."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.replies: list[tuple[int, bytes]] = []
+        self.url = ""
+
+    def handler(self) -> type[Handler]:
+        server = self
+
+        class Scores(Handler):
+            def do_POST(self) -> None:
+                asked = json.loads(self.body())
+                server.asked.append({"path": self.path, **asked})
+                self.send(*(server.replies.pop(0) if server.replies else (200, score(asked))))
+
+        return Scores
+
+
+def score(asked: dict[str, Any]) -> bytes:
+    data = [
+        {"index": index, "object": "score", "score": shared_letters(query, text)}
+        for index, (query, text) in enumerate(zip(asked["text_1"], asked["text_2"], strict=True))
+    ]
+    usage = {"prompt_tokens": 17, "total_tokens": 17, "completion_tokens": 0, "prompt_tokens_details": None}
+    whole = {"id": "score-ade5", "object": "list", "created": 1, "model": asked.get("model"), "data": data[::-1]}
+    return json.dumps({**whole, "usage": usage}).encode()
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Server]:
+    server = Server()
+    with serving(server.handler()) as server.url:
+        yield server
+
+
+@pytest.fixture
+def server(running: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    running.asked.clear()
+    running.replies.clear()
+    monkeypatch.setattr(http.time, "sleep", lambda seconds: None)
+    return running
+
+
+def test_vllm_gets_requests_in_parts_and_keeps_the_order(server: Server) -> None:
+    reranker = VLLMScoreReranker(server.url + "/", "bge")
+    pairs = [("abc\ud800", LETTERS[: i % 5]) for i in range(1100)]
+    assert reranker.scores(pairs) == [shared_letters(*pair) for pair in pairs]
+    assert [len(asked["text_1"]) for asked in server.asked] == [512, 512, 76]
+    rest = {key: value for key, value in server.asked[0].items() if not key.startswith("text_")}
+    assert rest == {"path": "/score", "model": "bge", "truncate_prompt_tokens": -1}
+    assert reranker.scores([]) == []
+
+
+def test_retries_if_vllm_is_busy(server: Server) -> None:
+    server.replies = [(503, b""), (429, b"")]
+    assert VLLMScoreReranker(server.url, "bge").scores([("ab", "b")]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "problem"),
+    [
+        (404, b'{"error":{"message":"The model `bge`\\ndoes not exist."}}', "status 404"),
+        (200, b"<html>", "does not have one score for each pair"),
+        (200, b'{"data": [{"index": 1, "score": 0.5}]}', "does not have one score for each pair"),
+        (200, b'{"data": [{"index": 0, "score": "high"}]}', "does not have one score for each pair"),
+    ],
+)
+def test_vllm_errors_are_one_line(server: Server, status: int, body: bytes, problem: str) -> None:
+    server.replies = [(status, body)]
+    with pytest.raises(UserError) as caught:
+        VLLMScoreReranker(server.url, "bge").scores([("a", "b")])
+    message = str(caught.value)
+    assert problem in message and server.url in message and "; start a server" in message and "\n" not in message
+
+
+def test_vllm_that_cannot_be_reached() -> None:
+    with pytest.raises(UserError, match="; start a server with `vllm serve bge"):
+        VLLMScoreReranker("http://127.0.0.1:1", "bge", retries=0).scores([("a", "b")])

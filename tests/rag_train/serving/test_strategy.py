@@ -1,0 +1,436 @@
+"""The strategy service with a real engine and the mini model over real sockets, and its page in a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from html import unescape
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+from support.browser import Browser, chromium
+from support.servers import running
+
+from rag_train.cli.app import main
+from rag_train.errors import UserError
+from rag_train.llm.base import EngineError
+from rag_train.llm.engines import EngineConfig
+from rag_train.miniworld.pretrain import PretrainConfig, pretrained
+from rag_train.miniworld.world import World, WorldConfig, write_world
+from rag_train.retrieval.index.bm25 import BM25Index
+from rag_train.schema import LLMCall, Passage, Plan, PlanNode, Question, Step, Trajectory
+from rag_train.serving.strategy import MAX_BODY, app
+from rag_train.strategies.base import Run, Strategy
+from rag_train.strategies.kit import KitConfig, open_kit
+from rag_train.strategies.registry import STRATEGIES
+
+EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+
+
+@dataclass(frozen=True)
+class Staged(Strategy):
+    """A strategy that takes one step, and a second one once ``gate`` is open; records whether it was cancelled."""
+
+    gate: ClassVar = threading.Event()
+    waiting: ClassVar = threading.Event()
+    cancelled: ClassVar = threading.Event()
+
+    async def answer(self, question: Question) -> Trajectory:
+        run = Run(self, question)
+        nodes = [PlanNode(id="Q1.1", question="a?"), PlanNode(id="Q2.1", question="b?", parents=["Q1.1"])]
+        run.show("plan", Plan(nodes=nodes))
+        run.known("first", question.question, round=1, node="Q1.1")
+        run.show("outline", {"entity": ["known"]})
+        self.waiting.set()
+        try:
+            while not self.gate.is_set():
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        run.retrieved("second", [], question.question, round=2, node="Q2.1")
+        return run.done(question.question)
+
+
+@dataclass(frozen=True)
+class Crowd(Strategy):
+    """A strategy that synchronizes eight questions, each with its steps in separate tasks."""
+
+    barrier: ClassVar = asyncio.Barrier(8)
+
+    async def answer(self, question: Question) -> Trajectory:
+        run = Run(self, question)
+
+        async def step(i: int) -> None:
+            await asyncio.sleep(0)
+            run.known(f"{question.question} {i}", "", round=i)
+
+        for i in range(5):
+            await self.barrier.wait()
+            await asyncio.gather(step(i), step(i))
+        return run.done(question.question)
+
+
+@dataclass(frozen=True)
+class Failing(Strategy):
+    """A strategy that takes one step and fails with the error given by ``way``."""
+
+    way: str = "engine"
+
+    async def answer(self, question: Question) -> Trajectory:
+        Run(self, question).known("before", "it failed")
+        errors = {"engine": EngineError("no answer\nwithin 1 s"), "user": UserError("the index is down; start it")}
+        raise errors.get(self.way, RuntimeError("secret details"))
+
+
+@dataclass(frozen=True)
+class Hostile(Strategy):
+    """A strategy with hostile text in everything that the page shows; ``pause`` is in seconds between steps."""
+
+    pause: float = 0.0
+
+    async def answer(self, question: Question) -> Trajectory:
+        run = Run(self, question)
+        passages = [Passage(id=EVIL, title=EVIL, text=EVIL)]
+        for i, node in enumerate(("Q1.1", "Q1.2", "Q2.1", EVIL)):
+            await asyncio.sleep(self.pause)
+            run.retrieved(EVIL, passages, EVIL, queries=[EVIL], node=node, round=i // 2)
+        run.notes[EVIL] = EVIL
+        run.calls.append(LLMCall(module=EVIL, prompt_tokens=1, completion_tokens=2))
+        nodes = [
+            PlanNode(id="Q1.1", question=EVIL),
+            PlanNode(id="Q1.2", question=EVIL),
+            PlanNode(id="Q2.1", question=EVIL, parents=["Q1.1", "Q1.2"]),
+            PlanNode(id=EVIL, question=EVIL, parents=["Q2.1", "gone"]),
+        ]
+        return run.done(EVIL, EVIL, plan=Plan(nodes=nodes), outline={EVIL: [EVIL, EVIL]})
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World(WorldConfig())
+
+
+@pytest.fixture(scope="module")
+def model(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pretrained(world, PretrainConfig(), tmp_path_factory.mktemp("models"))[0]
+
+
+@pytest.fixture(scope="module")
+def url(world: World, model: Path) -> Iterator[str]:
+    extra = {"staged": Staged, "crowd": Crowd, "failing": Failing, "hostile": Hostile}
+    engine = EngineConfig(kind="transformers", dtype="float32")
+    config = KitConfig(model=str(model), indexes=[], engine=engine, instructions=False)
+    kit = open_kit(config, {"": BM25Index.build(world.corpus())})
+    with pytest.MonkeyPatch.context() as patch:
+        for name, strategy in extra.items():
+            patch.setitem(STRATEGIES, name, (strategy, {}))
+        with running(app(kit, "deeprag")) as address:
+            yield address
+
+
+@pytest.fixture(scope="module")
+def questions(world: World) -> list[str]:
+    return [q.question for q in world.questions("dev") if (q.hops or 0) > 1][:8]
+
+
+def body(question: str, strategy: str = "", **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": question}], "strategy": strategy} | more
+
+
+def post(url: str, asked: dict[str, Any]) -> httpx.Response:
+    return httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=120)
+
+
+def stream(url: str, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the events of a streamed response and check its end."""
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=asked | {"stream": True}, timeout=120) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
+        for line in lines:
+            if line == "[DONE]":
+                assert next(lines, None) is None
+                return
+            yield json.loads(line)
+    raise AssertionError("the stream ended without [DONE]")
+
+
+# -- the protocol -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["", "deeprag-retrieve", "cot-rag,k=2"])
+@pytest.mark.slow
+def test_streamed_and_complete_responses_agree(url: str, questions: list[str], strategy: str):
+    with ThreadPoolExecutor(8) as pool:
+        whole = [pool.submit(post, url, body(question, strategy)) for question in questions]
+        parts = list(pool.map(lambda question: list(stream(url, body(question, strategy))), questions))
+    for question, response, events in zip(questions, whole, parts, strict=True):
+        reply = response.result().json()
+        trajectory = Trajectory.model_validate(reply["trajectory"])
+        assert (trajectory.question, trajectory.strategy) == (question, strategy or "deeprag")
+        assert (reply["object"], reply["model"]) == ("chat.completion", strategy or "deeprag")
+        message = {"role": "assistant", "content": trajectory.answer or ""}
+        assert reply["choices"] == [{"index": 0, "message": message, "finish_reason": "stop"}]
+        read, written = reply["usage"]["prompt_tokens"], reply["usage"]["completion_tokens"]
+        assert read == sum(call.prompt_tokens for call in trajectory.calls) > 0
+        assert written == reply["usage"]["total_tokens"] - read > 0
+
+        first, *steps, answer, last = events
+        assert {(event["object"], event["id"]) for event in events} == {("chat.completion.chunk", first["id"])}
+        assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        streamed = Trajectory.model_validate(last["trajectory"])
+        assert [Step.model_validate(event["step"]) for event in steps] == streamed.steps
+        assert comparable(streamed) == comparable(trajectory)
+        assert all(event["choices"][0]["delta"] == {"content": ""} for event in steps)
+        assert answer["choices"][0] == {"index": 0, "delta": {"content": message["content"]}, "finish_reason": None}
+        assert last["choices"][0] == {"index": 0, "delta": {}, "finish_reason": "stop"}
+        assert last["usage"] == reply["usage"]
+
+
+def comparable(trajectory: Trajectory) -> Trajectory:
+    """Remove the request id, and the probabilities, which depend on the batch because of rounding."""
+    steps = [step.model_copy(update={"retrieve_probability": None}) for step in trajectory.steps]
+    return trajectory.model_copy(update={"question_id": "", "steps": steps})
+
+
+def test_streams_steps_when_they_are_completed(url: str):
+    Staged.gate.clear()
+    events = stream(url, body("q", "staged"))
+    assert "step" not in next(events)
+    assert [node["id"] for node in next(events)["plan"]["nodes"]] == ["Q1.1", "Q2.1"]
+    assert next(events)["step"]["subquery"] == "first" and next(events)["outline"] == {"entity": ["known"]}
+    Staged.gate.set()
+    assert [event["step"]["subquery"] for event in events if "step" in event] == ["second"]
+
+
+def test_separates_the_steps_of_concurrent_requests(url: str):
+    with ThreadPoolExecutor(8) as pool:
+        for i, events in enumerate(pool.map(lambda i: list(stream(url, body(f"q{i}", "crowd"))), range(8))):
+            steps = [event["step"]["subquery"] for event in events if "step" in event]
+            assert steps == [f"q{i} {step}" for step in range(5) for _ in range(2)]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_disconnect_cancels_the_strategy(url: str, streamed: bool):
+    for event in (Staged.gate, Staged.waiting, Staged.cancelled):
+        event.clear()
+    content = json.dumps(body("q", "staged", stream=streamed)).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Length: {len(content)}\r\n\r\n"
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(head.encode() + content)
+        assert Staged.waiting.wait(60)
+    assert Staged.cancelled.wait(60)
+    assert httpx.get(f"{url}/health").json()["status"] == "ok"
+
+
+def test_reads_the_last_user_message_and_the_strategy(url: str):
+    Staged.gate.set()
+    messages = [
+        {"role": "user", "content": "before"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]},
+        {"role": "assistant", "content": None},
+    ]
+    asked = {"model": "staged", "messages": messages, "temperature": 0.5}
+    assert post(url, asked).json()["choices"][0]["message"]["content"] == "a"
+    assert post(url, asked | {"strategy": "rag,k=1"}).json()["model"] == "rag,k=1"
+
+
+def test_lists_models_and_health(url: str):
+    listed = httpx.get(f"{url}/v1/models").json()
+    assert listed["data"][0]["id"] == "deeprag" and {"rag", "cot"} <= {model["id"] for model in listed["data"]}
+    health = httpx.get(f"{url}/health").json()
+    assert (health["status"], health["strategy"], health["retriever"], health["k"]) == ("ok", "deeprag", "bm25", 3)
+
+
+ERRORS: list[tuple[dict[str, Any], int, str]] = [
+    (body("q", "guess"), 400, "unknown strategy 'guess'; the strategies are"),
+    (body("q", "rag,depth=2"), 400, "no setting 'depth'"),
+    (body("q", model="gpt-4"), 400, "unknown strategy 'gpt-4'"),
+    (body("q", "x" * 201), 400, "strategy: "),
+    (body(" "), 400, "no question"),
+    ({"messages": []}, 400, "no question"),
+    ({"messages": [{"role": "system", "content": "q"}]}, 400, "no question"),
+    ({"messages": "q"}, 400, "messages: "),
+    ({}, 400, "messages: "),
+    (body("q" * MAX_BODY), 413, "larger than"),
+]
+FAILURES: list[tuple[dict[str, Any], int, str]] = [
+    (body("what " * 5000, "direct"), 400, "exceed the context"),
+    (body("q", "failing"), 502, "no answer within 1 s"),
+    (body("q", "failing,way=user"), 502, "the index is down"),
+    (body("q", "failing,way=bug"), 500, "see the log"),
+]
+
+
+@pytest.mark.parametrize(("asked", "status", "said"), ERRORS + FAILURES)
+def test_errors_have_a_status_and_a_message(url: str, asked: dict[str, Any], status: int, said: str):
+    response = post(url, asked)
+    assert response.status_code == status
+    check_error(response.json(), status, said)
+
+
+@pytest.mark.parametrize(("asked", "status", "said"), FAILURES)
+def test_errors_in_a_stream(url: str, asked: dict[str, Any], status: int, said: str):
+    *events, error = stream(url, asked)
+    assert len([event for event in events if "step" in event]) == asked["strategy"].startswith("failing")
+    check_error(error, status, said)
+
+
+def check_error(reply: dict[str, Any], status: int, said: str) -> None:
+    error = reply["error"]
+    assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+    assert said in error["message"] and "\n" not in error["message"] and "secret" not in str(reply)
+
+
+@pytest.mark.parametrize("sent", [b"", b"{", b"\xff\x00", json.dumps(body("\ud800")).encode()])
+def test_rejects_bodies_that_are_not_json(url: str, sent: bytes):
+    response = httpx.post(f"{url}/v1/chat/completions", content=sent)
+    assert response.status_code == 400
+    check_error(response.json(), 400, "as JSON in UTF-8")
+
+
+# -- the command ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("world")
+    write_world(World(WorldConfig()), directory / "world")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(sys, "argv", ["rag-train", "index", f"{directory}/world/corpus.jsonl", f"{directory}/index"])
+        main()
+    return directory / "index"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["deeprog"], "unknown strategy 'deeprog'; did you mean deeprag?"),
+        (["rag,depth=2"], "no setting 'depth'"),
+        (["rag", "--engine", "onnx"], "--engine onnx: unknown engine; choose one of vllm, transformers"),
+        (["rag", "--index", "gone"], "gone"),
+        (["rag", "--port", "99999"], "choose another"),
+        (["rag", "--engine", "transformers"], "not found; give a checkpoint directory"),
+    ],
+)
+def test_command_reports_mistakes_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd, index: Path, arguments: list[str], message: str
+):
+    command = ["rag-train", "serve", "strategy", "--model", "no/such/model", "--index", str(index), "--port", "0"]
+    monkeypatch.setattr(sys, "argv", command + arguments)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert caught.value.code == 2 and len(lines) == 1 and message in lines[0]
+
+
+@pytest.mark.slow
+def test_command_serves_until_interrupted(model: Path, index: Path, questions: list[str]):
+    command = [sys.executable, "-m", "rag_train.cli", "serve", "strategy", "deeprag", "--engine", "transformers"]
+    command += ["--model", str(model), "--index", str(index), "--no-instructions", "--port", "0"]
+    service = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        # Printed when the socket listens: requests wait there until the engine has started.
+        assert service.stderr
+        url = next(found[0] for line in service.stderr if (found := re.search(r"http://127.0.0.1:\d+", line)))
+        assert post(url, body(questions[0])).json()["trajectory"]["steps"]
+    finally:
+        service.send_signal(signal.SIGINT)
+        errors = service.communicate(timeout=60)[1]
+    assert service.returncode == 0 and "Traceback" not in errors
+
+
+# -- the page ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+def ask(browser: Browser, url: str, question: str, strategy: str) -> str:
+    """Open the page with a question in its address and return the HTML after the answer."""
+    browser.open(f"{url}/?{urlencode({'q': question, 'strategy': strategy})}")
+    browser.wait("typeof run !== 'undefined' && run?.ended")
+    return browser.run("document.documentElement.outerHTML")
+
+
+def test_page_shows_an_answer(url: str, questions: list[str], browser: Browser):
+    trajectory = Trajectory.model_validate(post(url, body(questions[0], "deeprag-retrieve")).json()["trajectory"])
+    page = ask(browser, url, questions[0], "deeprag-retrieve")
+    shown = unescape(page.partition("<main")[2].partition("</main>")[0])
+    assert trajectory.answer and f'aria-live="polite">{trajectory.answer}</p>' in shown
+    assert shown.count('class="badge">searched<') == len(trajectory.steps) > 1
+    for step in trajectory.steps:
+        assert f">{step.subquery}</p>" in shown and f">{step.answer}</p>" in shown
+        assert all(passage.text in shown for passage in step.passages)
+    assert f">{sum(call.prompt_tokens for call in trajectory.calls):,}</td>" in shown
+
+
+def test_page_shows_hostile_text_as_text(url: str, browser: Browser):
+    page = ask(browser, url, EVIL, "hostile")
+    assert "<title>rag-train</title>" in page and "<img" not in page and page.count("<script") == 1
+    assert page.count("&lt;img src=x onerror=") >= 4 * 5 + 12  # steps; plan, outline, notes, calls and others
+    assert page.count("<rect ") == 4 and page.count("<path ") == 3 and page.count('<a href="#step-') == 4
+
+
+def test_page_shows_steps_as_they_arrive_and_stops_from_the_keyboard(url: str, browser: Browser):
+    Staged.gate.clear()
+    browser.open(f"{url}/?strategy=staged")
+    browser.wait("typeof run !== 'undefined' && $('strategy').value === 'staged'")
+    browser.call("Input.insertText", text="What is it?")
+    browser.press("Enter")
+    browser.wait("document.querySelectorAll('.step').length === 1")
+    assert not browser.run("run.ended") and browser.run("$('status').textContent").startswith("Working: 1 step, ")
+    assert browser.run("document.querySelector('#plan a').textContent") == "a? What is it?Q1.1"
+    assert browser.run("document.querySelectorAll('#plan rect').length") == 2
+    assert browser.run("document.querySelector('#outline dl').textContent") == "entityknown"
+    Staged.gate.set()
+    browser.wait("document.querySelectorAll('.step').length === 2 && run.ended")
+    assert browser.run("document.querySelectorAll('#steps > li').length") == 2
+    assert browser.run("$('answer').textContent") == "What is it?"
+    assert browser.run("location.search") == "?q=What+is+it%3F&strategy=staged"
+
+    Staged.gate.clear()
+    Staged.cancelled.clear()
+    browser.press("Enter")
+    browser.wait("document.querySelectorAll('.step').length === 1")
+    browser.press("Enter")
+    browser.wait("run.ended")
+    assert Staged.cancelled.wait(60)
+    assert browser.run("$('problem').textContent") == "Stopped."
+
+
+@pytest.mark.parametrize("width", [320, 400, 1200])
+def test_page_fits_the_screen(url: str, browser: Browser, width: int):
+    browser.call(
+        "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 800
+    )
+    ask(browser, url, EVIL, "hostile")
+    assert browser.run("document.documentElement.scrollWidth") <= width
+
+
+def test_page_shows_errors(url: str, browser: Browser):
+    for strategy, said in (("failing", "no answer within 1 s"), ("guess", "unknown strategy 'guess'")):
+        assert said in ask(browser, url, "q", strategy).partition('role="alert">')[2].partition("</p>")[0]
+
+
+def test_page_is_self_contained(url: str):
+    response = httpx.get(url)
+    assert "script-src 'sha256-" in response.headers["content-security-policy"]
+    assert "innerHTML" not in response.text and "://" not in response.text.replace("http://www.w3.org/2000/svg", "")

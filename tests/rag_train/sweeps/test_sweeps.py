@@ -1,0 +1,198 @@
+"""Sweeps: invalid files are rejected before any trial, killed sweeps continue, and W&B's agent runs the same
+commands."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.paths import ROOT
+
+from rag_train.errors import UserError
+from rag_train.sweeps.file import load_sweep
+from rag_train.sweeps.page import trials_table, write_page
+from rag_train.sweeps.run import run_sweep
+from rag_train.sweeps.study import Study, Trial, total_trials
+from rag_train.train import main
+
+LR = {"distribution": "log_uniform_values", "min": 1e-4, "max": 1e-2}
+
+
+@pytest.fixture
+def write_sweep(work: Path, tmp_path: Path):
+    """Write a recipe and a sweep file; ``changes`` replace keys of the sweep file, and None removes a key."""
+
+    def write(stage: str = "dpo", **changes: Any) -> Path:
+        recipe = {"stage": stage, "model": str(work / "model"), "data": str(work / f"{stage}.jsonl")}
+        recipe |= {"output_dir": "unused", "lr": 1e-3, "epochs": 2, "batch_size": 8, "logging_steps": 1}
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+        command = ["${env}", "python", "-m", "rag_train.train", str(tmp_path / "recipe.yaml")]
+        command += ["report_to=wandb", "${args_no_hyphens}"]
+        sweep = {
+            "method": "bayes",
+            "run_cap": 6,
+            "metric": {"name": "train/rewards/margins", "goal": "maximize"},
+            "parameters": {"dpo.beta": {"values": [0.1, 0.4]}, "lr": LR, "lora.r": {"min": 1, "max": 8}},
+            "command": command,
+        } | changes
+        path = tmp_path / "sweep.yaml"
+        path.write_text(yaml.safe_dump({key: value for key, value in sweep.items() if value is not None}))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"metric": {"name": "train/f1"}},
+            "metric train/f1: not logged in stage dpo; give train/rewards/accu",
+        ),
+        ({"stage": "sft"}, "metric train/rewards/margins: not logged in stage sft; give train/loss"),
+        ({"parameters": {"lorr": LR}}, "parameter lorr: override .*: unknown key 'lorr'; did you mean 'lora'?"),
+        (
+            {"parameters": {"beta": {"value": 1}}},
+            "parameter beta: override .*: unknown key 'beta'; did you mean 'dpo.beta'?",
+        ),
+        ({"parameters": {"output_dir": {"value": "x"}}}, "parameter output_dir: each trial has its own directory"),
+        (
+            {"parameters": {"lr": {"values": [1e-3, 0]}}},
+            r"parameter lr: override 'lr=0': lr: input should be greater than 0",
+        ),
+        ({"parameters": {"lora.r": {"min": 0, "max": 4}}}, r"override 'lora.r=0': lora.r: input should be greater"),
+        (
+            {"parameters": {"lr": {"distribution": "beta"}}},
+            "parameter lr: .* is not supported; give value, values",
+        ),
+        ({"parameters": {"lr": LR | {"min": 1.0}}}, "parameter lr: .*correct its values"),
+        ({"method": "grid"}, "method grid needs a list of values"),
+        (
+            {"command": ["python", "train.py"]},
+            "command: not a training command; write a list of the words python -m",
+        ),
+        ({"early_terminate": {"type": "hyperband"}}, "unknown key 'early_terminate'"),
+        ({"run_cap": None}, "the number of trials is not given; add run_cap, or give --trials"),
+    ],
+)
+def test_rejects_invalid_file_before_any_trial(write_sweep, tmp_path: Path, changes: dict, message: str):
+    with pytest.raises(UserError, match=message):
+        run_sweep(load_sweep(write_sweep(**changes)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_shipped_files_give_the_commands_of_wandb_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils")
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    (tmp_path / "runs" / "deeprag").mkdir(parents=True)
+    for data in ("sft.jsonl", "pairs.jsonl"):
+        (tmp_path / "runs" / "deeprag" / data).touch()
+    monkeypatch.chdir(tmp_path)
+    for path in sorted((ROOT / "launch" / "sweeps").glob("*.yaml")):
+        sweep = load_sweep(path)
+        assert sweep.recipe.report_to == "wandb"
+        raw = yaml.safe_load(path.read_text())  # YAML 1.1, as W&B reads it
+        assert all(isinstance(spec.get("min", 0.0), float) for spec in raw["parameters"].values())
+        point = {name: getattr(d, "choices", [getattr(d, "low", None)])[0] for name, d in sweep.space.items()}
+        theirs = utils.create_sweep_command_args({"args": {name: {"value": v} for name, v in point.items()}})
+        words = [theirs["args_no_hyphens"] if w == "${args_no_hyphens}" else [w] for w in raw["command"][1:]]
+        assert sweep.command(point) == ["/usr/bin/env", *(word for part in words for word in part)]
+
+
+def test_each_run_of_wandb_agent_has_its_own_directory(write_sweep, tmp_path: Path, monkeypatch):
+    write_sweep()
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
+    monkeypatch.setenv("WANDB_RUN_ID", "r1")
+    recipes = []
+    monkeypatch.setattr("rag_train.train.train", recipes.append)
+    monkeypatch.setattr("rag_train.train.summary_line", str)
+    assert main([str(tmp_path / "recipe.yaml"), "lr=1e-2"]) == 0
+    assert recipes[0].output_dir == "unused/r1"
+
+
+def outcome(trial: Trial) -> Trial:
+    if trial.number == 1:
+        return replace(trial, state="failed", error="<b>no</b>")
+    return replace(trial, state="finished", value=-abs(trial.parameters["lr"] - 3e-3))
+
+
+@pytest.mark.parametrize("method", ["grid", "random", "bayes"])
+def test_interrupted_sweep_visits_points_of_uninterrupted_sweep(write_sweep, tmp_path: Path, method: str):
+    changes = {"parameters": {"dpo.beta": {"values": [0.1, 0.4]}, "lr": {"values": [1e-4, 1e-3, 1e-2]}}}
+    sweep = load_sweep(write_sweep(method=method, run_cap=14, **(changes if method == "grid" else {})))
+    total = total_trials(sweep, None)
+    assert total == (6 if method == "grid" else 14)
+
+    def run(output: Path, kills: tuple[int, ...]) -> list[Trial]:
+        output.mkdir()
+        study, started = Study(sweep, output, total), 0
+        while (trial := study.next()) is not None:
+            started += 1
+            if started in kills:  # the sweep is killed while the trial is running
+                study = Study(sweep, output, total)
+                continue
+            study.record(outcome(trial))
+        return study.trials
+
+    whole = run(tmp_path / "whole", ())
+    assert run(tmp_path / "killed", (1, 4, 5)) == whole
+    assert len(whole) == total
+    points = {tuple(trial.parameters.values()) for trial in whole}
+    assert len(points) == total
+    assert Study(sweep, tmp_path / "whole", total).next() is None
+
+
+@pytest.mark.slow
+def test_killed_sweep_continues(write_sweep, tmp_path: Path):
+    """As long as the pipe exists, a trial announces its start there and waits to be killed instead of training."""
+    pipe = tmp_path / "started"
+    os.mkfifo(pipe)
+    trial = f'test -p "{pipe}" && {{ echo started > "{pipe}"; exec sleep 3600; }}; exec python -m "$@"'
+    command = ["sh", "-c", trial, "trial", "rag_train.train", str(tmp_path / "recipe.yaml"), "${args_no_hyphens}"]
+    parameters = {"lr": {"values": [1e-3, 1e20]}, "dpo.beta": {"value": 0.4}, "warmup_ratio": {"value": 0.0}}
+    path, out = write_sweep(method="grid", parameters=parameters, command=command), tmp_path / "out"
+    command = [sys.executable, "-m", "rag_train.cli", "sweep", str(path), "--output", str(out)]
+    sweep = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+    assert pipe.read_text() == "started\n"
+    pipe.unlink()
+    sweep.terminate()
+    assert sweep.wait() == 128 + signal.SIGTERM
+    with (out / "lock").open() as lock:
+        fcntl.flock(
+            lock, fcntl.LOCK_EX | fcntl.LOCK_NB
+        )  # would fail if the training, which inherits the lock, were alive
+    assert json.loads((out / "0000" / "trial.json").read_text())["state"] == "running"
+
+    result = run_sweep(load_sweep(path), out, parallel=2)
+    assert [trial.state for trial in result.trials] == ["finished", "failed"]
+    assert "the loss is infinite or NaN; lower lr" in str(result.trials[1].error)
+    best = json.loads((out / "0000" / "training.json").read_text())
+    assert (result.best.number, result.best.value) == (0, best["losses"][-1]["rewards/margins"])
+    rows = list(csv.DictReader((out / "trials.csv").open()))
+    assert [float(row["lr"]) for row in rows] == [1e-3, 1e20]
+
+    with pytest.raises(UserError, match="holds trials of another sweep file or recipe"):
+        run_sweep(load_sweep(write_sweep()), out)
+
+
+def test_page_escapes_text_and_has_a_line_for_each_finished_trial(write_sweep, tmp_path: Path):
+    sweep = load_sweep(write_sweep(description="<script>alert(1)</script>"))
+    trials = [
+        outcome(Trial(i, {"dpo.beta": [0.1, 0.4][i % 2], "lr": 1e-4 * (i + 1), "lora.r": i + 1})) for i in range(7)
+    ]
+    for shown in ([], trials[:1], trials[1:2], trials):
+        write_page(tmp_path / "sweep.html", sweep, shown)
+        page = (tmp_path / "sweep.html").read_text()
+        assert page.count("<polyline") == sum(trial.state == "finished" for trial in shown)
+        assert "<script" not in page and "<b>" not in page and "http" not in page.replace("http-equiv", "")
+    assert trials_table(sweep, trials).rows[0][0] == "6"

@@ -1,0 +1,143 @@
+"""Recipes: accepted values, and the exact error messages for invalid recipes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+
+from rag_train.errors import UserError
+from rag_train.recipe import describe, load_recipe, save_recipe
+from rag_train.training.recipe import DPORecipe, LoraRecipe, TrainRecipe
+
+TRAINING_RECIPES = [
+    path for path in sorted((ROOT / "recipes").glob("*.yaml")) if "\noutput_dir:" in path.read_text()
+]
+GOOD = """\
+stage: sft
+model: some/model
+data: {data}
+output_dir: out
+lr: 1e-5
+epochs: 1
+lora:
+  r: 8
+"""
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    (tmp_path / "sft.jsonl").write_text("")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(GOOD.format(data=tmp_path / "sft.jsonl"))
+    return path
+
+
+def test_values_and_overrides(recipe_file: Path):
+    recipe = load_recipe(TrainRecipe, recipe_file, ["lora.alpha=4", "chat=true", "epochs=2", "sft.pack_tokens=9"])
+    assert recipe.lr == 1e-5 and isinstance(recipe.epochs, float)
+    assert recipe.lora == LoraRecipe(r=8, alpha=4)
+    assert (recipe.chat, recipe.epochs, recipe.pack_tokens, recipe.stage) == (True, 2.0, 9, "sft")
+    recipe = load_recipe(TrainRecipe, recipe_file, ["stage=dpo", "dpo.beta=.5"])
+    assert (recipe.dpo, recipe.sft) == (DPORecipe(beta=0.5), None)
+    assert load_recipe(TrainRecipe, recipe_file, ["lora=null"]).lora is None
+
+
+def test_saved_recipe_reads_back_equal(recipe_file: Path, tmp_path: Path):
+    recipe = load_recipe(TrainRecipe, recipe_file)
+    save_recipe(recipe, tmp_path / "saved.yaml")
+    assert load_recipe(TrainRecipe, tmp_path / "saved.yaml") == recipe
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("lr: 1e-5", "lrr: 1e-5", "{file}, line 5: unknown key 'lrr'; did you mean 'lr'?"),
+        ("  r: 8", "  rank: 8", "{file}, line 8: unknown key 'lora.rank'; did you mean 'lora.r'?"),
+        ("  r: 8", "  size_of_it: 8", "{file}, line 8: unknown key 'lora.size_of_it'; the keys are lora.r, "
+         "lora.alpha, lora.dropout, lora.target_modules, lora.merge"),
+        ("  r: 8", "  r: '8'", '{file}, line 8: lora.r: input should be a valid integer, not "8"; give int'),
+        ("lr: 1e-5", "lr: 0", "{file}, line 5: lr: input should be greater than 0, not 0; give float"),
+        ("stage: sft", "stage: ppo",
+         "{file}, line 1: stage: input should be 'sft' or 'dpo', not \"ppo\"; give sft|dpo"),
+        ("epochs: 1\n", "", "{file}, line 1: missing key 'epochs'; add `epochs: <float>` "
+         "(Passes over the data (the authors use 1 for sft, 8 for dpo).)"),
+        ("sft.jsonl", "gone.jsonl",
+         "{file}, line 3: data: no file '{dir}/gone.jsonl'; give the path of an existing file"),
+        ("epochs: 1", "epochs: 1\npack_tokens: 9", "{file}, line 7: unknown key 'pack_tokens'; did you mean "
+         "'sft.pack_tokens'?"),
+        ("epochs: 1", "epochs: 1\ndpo: {}", "{file}, line 7: dpo: stage is sft; remove the section dpo or set "
+         "stage: dpo"),
+        ("epochs: 1", "lr: 2", "{file}, line 6: key 'lr' is given twice; remove one"),
+        ("stage: sft", "stage: [sft", "{file}, line 2: not valid YAML (expected ',' or ']', but got ':'); "
+         "fix the syntax on that line"),
+        ("model: some/model", "model: !!python/object/apply:os.getcwd []", "{file}, line 2: not valid YAML (could "
+         "not determine a constructor for the tag 'tag:yaml.org,2002:python/object/apply:os.getcwd'); "
+         "fix the syntax on that line"),
+    ],
+)  # fmt: skip
+def test_rejects_mistake_in_file(recipe_file: Path, old: str, new: str, message: str):
+    recipe_file.write_text(recipe_file.read_text().replace(old, new))
+    with pytest.raises(UserError) as caught:
+        load_recipe(TrainRecipe, recipe_file)
+    assert str(caught.value) == message.replace("{file}", str(recipe_file)).replace(
+        "{dir}", str(recipe_file.parent)
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("lr", "override 'lr': not of the form key=value; write, for example, lr=1e-5"),
+        ("lora.alfa=3", "override 'lora.alfa=3': unknown key 'lora.alfa'; did you mean 'lora.alpha'?"),
+        ("lr=fast", "override 'lr=fast': lr: input should be a valid number, not \"fast\"; give float"),
+        ("model.name=x", "override 'model.name=x': 'model' has no nested keys; give model=value"),
+        ("beta=0.2", "override 'beta=0.2': unknown key 'beta'; did you mean 'dpo.beta'?"),
+        ("dpo.beta=0.2", "override 'dpo.beta=0.2': dpo: stage is sft; remove the section dpo or set stage: dpo"),
+        ("lr=[1", "override 'lr=[1': the value is not YAML; quote it"),
+    ],
+)
+def test_rejects_mistake_in_override(recipe_file: Path, override: str, message: str):
+    with pytest.raises(UserError) as caught:
+        load_recipe(TrainRecipe, recipe_file, [override])
+    assert str(caught.value) == message
+
+
+@dataclass(frozen=True)
+class Small:
+    steps: int
+    """Number of steps."""
+    names: tuple[str, ...] = ()
+    deep: LoraRecipe | None = None
+    """Nested."""
+
+
+def test_describe_lists_nested_keys():
+    rows = [tuple(key) for key in describe(Small)]
+    assert rows[:4] == [
+        ("steps", "int", "required", "Number of steps."),
+        ("names", "list of str", "[]", ""),
+        ("deep", "mapping or null", "null", "Nested."),
+        ("deep.r", "int", "16", "Rank of the adapters."),
+    ]
+
+
+def test_reports_missing_file_before_importing_heavy_libraries():
+    code = (
+        "import sys; from rag_train.train import main; code = main(['gone.yaml'])\n"
+        "heavy = {'torch', 'transformers', 'trl', 'datasets'} & set(sys.modules); sys.exit(9 if heavy else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "error: recipe gone.yaml: No such file or directory; give the path of a YAML file\n"
+
+
+@pytest.mark.parametrize("path", TRAINING_RECIPES, ids=lambda path: path.stem)
+def test_shipped_recipes_are_valid(path: Path, tmp_path: Path):
+    (tmp_path / "data.jsonl").write_text("")
+    recipe = load_recipe(TrainRecipe, path, [f"data={tmp_path / 'data.jsonl'}"])
+    assert recipe.stage == ("dpo" if path.stem.endswith("_dpo") else "sft")

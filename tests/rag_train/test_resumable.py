@@ -1,0 +1,197 @@
+"""Resumable runs: interrupted and shared runs write the same files as an uninterrupted run of one process."""
+
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import signal
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.fakes import OnePassage, TreeModel
+
+from rag_train import resumable
+from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
+from rag_train.data_synth.deeprag.run import synthesize_with
+from rag_train.errors import UserError
+from rag_train.llm.base import Completion, Sampling
+from rag_train.resumable import WHOLE, Outcome, Rejected, Shard, Summary, cost, run, summary_line
+from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.schema import LLMCall, Question
+
+
+class Slow(TreeModel):
+    """A tree for each question, with random latencies, so that the items are completed in random order."""
+
+    tokenizer = SimpleNamespace(chat_template=None)
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        await asyncio.sleep(random.random() * 0.02)
+        self.seed = len(prompt.partition("\n")[0])
+        return await super().complete(prompt, sampling)
+
+
+def kill_at(name: str, call: int) -> None:
+    """Make this process kill itself at call number ``call``, from 0, of a function of `rag_train.resumable`.
+
+    If that function appends a line, half of the line is written before.
+    """
+    original, calls = getattr(resumable, name), 0
+
+    def counted(*arguments) -> None:
+        nonlocal calls
+        if calls == call:
+            if name == "_append":
+                file, value = arguments
+                file.write(json.dumps(value)[: len(json.dumps(value)) // 2])
+                file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        calls += 1
+        original(*arguments)
+
+    setattr(resumable, name, counted)
+
+
+def synthesize(place: Path, shard: Shard = WHOLE, kill: tuple[str, int] | None = None) -> BaseProcess:
+    """Start a process that synthesizes DeepRAG's data in ``place`` with a scripted model.
+
+    The process kills itself at the call ``kill`` (see `kill_at`).
+    """
+    place.mkdir(exist_ok=True)
+    questions = [Question(id=str(i), question="q" * (i + 1), answers=["right"]) for i in range(60)]
+    recipe = DeepRAGRecipe(
+        stage="sft", questions=[], index="", model="tree", output="out.jsonl", instructions=False
+    )
+
+    def target() -> None:
+        os.chdir(place)
+        random.seed()
+        if kill:
+            kill_at(*kill)
+        retriever = AsyncRetriever(OnePassage())  # pyright: ignore
+        asyncio.run(synthesize_with(recipe, Slow(0), retriever, questions, "", shard))  # pyright: ignore
+
+    process = multiprocessing.get_context("fork").Process(target=target)
+    process.start()
+    return process
+
+
+def exit_code(process: BaseProcess) -> int | None:
+    process.join()
+    return process.exitcode
+
+
+def files(place: Path) -> dict[str, bytes]:
+    """The contents of the files in ``place`` by name."""
+    return {path.name: path.read_bytes() for path in place.iterdir()}
+
+
+@pytest.mark.slow
+def test_killed_runs_continue_to_the_same_files(tmp_path: Path):
+    assert exit_code(synthesize(tmp_path / "whole")) == 0
+    whole = files(tmp_path / "whole")
+    assert sorted(whole) == ["out.jsonl", "out.jsonl.meta.json", "out.jsonl.rejected.jsonl"]
+    meta = json.loads(whole["out.jsonl.meta.json"])
+    assert meta["rejected"] == {"no right trajectory": whole["out.jsonl.rejected.jsonl"].count(b"\n")}
+    assert meta["records"] + meta["rejected"]["no right trajectory"] == meta["items"] == 60
+    assert meta["counts"]["prompt_tokens"] == meta["counts"]["engine_calls"] > 60
+
+    broken = tmp_path / "broken"
+    partial = broken / "out.jsonl.partial"
+    moments = [("_append", call % 5) for call in range(20)]  # after the start, and after 1 to 4 lines
+    moments += [("_replace", call) for call in range(3)]  # before each of the three files of the output
+    for moment in moments:
+        assert exit_code(synthesize(broken, kill=moment)) == -signal.SIGKILL
+        assert partial.exists() and not (broken / "out.jsonl").exists()
+    with partial.open("ab") as file:
+        file.write(b'{"item": 3, "rec')  # an incomplete line
+    assert exit_code(synthesize(broken)) == 0
+    assert files(broken) == whole
+
+
+def test_shards_continue_after_one_is_killed(tmp_path: Path):
+    assert exit_code(synthesize(tmp_path / "whole")) == 0
+    shared = tmp_path / "shared"
+    kills = (None, ("_append", 1), None)
+    processes = [synthesize(shared, Shard(i, 3), kill) for i, kill in enumerate(kills, 1)]
+    assert [exit_code(process) for process in processes] == [0, -signal.SIGKILL, 0]
+    assert (shared / "out.jsonl.2-of-3.partial").exists()
+    assert exit_code(synthesize(shared, Shard(2, 3))) == 0
+    assert files(shared) == files(tmp_path / "whole")
+
+
+ITEMS = [Question(id=str(i), question=f"q{i}", answers=["a"]) for i in range(7)]
+
+
+async def work(item: Question) -> Outcome:
+    number = int(item.id)
+    rejected = [Rejected(id=item.id, reason=f"reason {number % 2}", text="\u2028\n")] if number % 3 == 0 else []
+    return Outcome([item] * (number % 3), {"calls": 1, "never": 0}, rejected)
+
+
+def do(output: Path, shard: Shard = WHOLE, work=work, **settings) -> Summary:
+    return asyncio.run(run(ITEMS, work, output, settings, label="t", shard=shard))
+
+
+@given(st.integers(1, 5).flatmap(lambda of: st.permutations([Shard(i + 1, of) for i in range(of)])))
+@settings(max_examples=10, deadline=None)
+def test_output_does_not_depend_on_number_or_order_of_shards(
+    tmp_path_factory: pytest.TempPathFactory, shards: list[Shard]
+):
+    whole, shared = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("shared")
+    want = do(whole / "out.jsonl")
+    summaries = [do(shared / "out.jsonl", shard) for shard in shards]
+    assert files(shared) == files(whole)
+    assert [summary.remaining > 0 for summary in summaries] == [
+        sum(s.items_done for s in summaries[: i + 1]) < len(ITEMS) for i in range(len(shards))
+    ]
+    assert summaries[-1].counts == want.counts == {"calls": 7, "never": 0}
+    assert summaries[-1].rejected == want.rejected == {"reason 0": 2, "reason 1": 1}
+
+
+def test_other_shards_keep_completed_items(tmp_path: Path):
+    output = tmp_path / "out.jsonl"
+    half = do(output, Shard(2, 2))
+    assert (half.items_done, half.remaining) == (3, 4)
+    assert "4 questions remain for other shards" in summary_line(half)
+    assert (do(output, Shard(1, 3)).items_done, do(output).items_done) == (2, 2)
+    assert [line.split('"')[3] for line in output.read_text().splitlines()] == ["1", "2", "2", "4", "5", "5"]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_does_not_overwrite_files_of_other_recipes_or_processes(tmp_path: Path):
+    output = tmp_path / "out.jsonl"
+    do(output, k=3)
+    before = files(tmp_path)
+    assert do(output, k=3).items_done == 0
+    with pytest.raises(UserError, match="made with a different recipe; delete it or choose another output"):
+        do(output, k=5)
+    assert files(tmp_path) == before
+
+    async def twice(item: Question) -> Outcome:
+        await run(ITEMS, work, tmp_path / "other.jsonl", {}, label="t")
+        return Outcome([], {})
+
+    with pytest.raises(
+        UserError, match=r"other.jsonl.partial: another process is writing this file; wait for it or stop it"
+    ):
+        do(tmp_path / "other.jsonl", work=twice)
+    do(tmp_path / "third.jsonl", Shard(1, 2), k=3)
+    with pytest.raises(UserError, match=r"third.jsonl.1-of-2.partial: was started with a different recipe"):
+        do(tmp_path / "third.jsonl", k=5)
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2"])
+def test_rejects_invalid_shards(text: str):
+    with pytest.raises(UserError, match=f"--shard {text}: not a shard; give a number and a total, such as 1/4"):
+        Shard.parse(text)
+
+
+def test_cost_sums_calls_and_tokens():
+    calls = [LLMCall(module="a", prompt_tokens=3, completion_tokens=2)] * 2
+    assert cost(calls) == {"engine_calls": 2, "prompt_tokens": 6, "completion_tokens": 4}

@@ -1,0 +1,70 @@
+"""Truncation: trailing segments are removed whole, a trained segment is never cut, and all counts are exact."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.training import TOKENIZER, stretches, write
+
+from rag_train.errors import UserError
+from rag_train.schema import Segment, SFTRecord
+from rag_train.training.data import sft_rows
+from rag_train.training.masking import IGNORE
+
+texts = st.text(alphabet="ab .?\n:é漢", min_size=1, max_size=12)
+documents = st.lists(st.tuples(texts, st.booleans()), min_size=1, max_size=8)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(documents, min_size=1, max_size=4), st.integers(1, 60))
+def test_truncated_example_ends_with_trained_segment(parts: list[list[tuple[str, bool]]], max_tokens: int):
+    records = [
+        SFTRecord(
+            id=str(i),
+            prompt="Why?\n",
+            completion="".join(text for text, _ in document),
+            segments=[Segment(text=text, trained=trained) for text, trained in document],
+            source="gold",
+        )
+        for i, document in enumerate(parts)
+    ]
+    trained = [record for record in records if any(segment.trained for segment in record.segments)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / "sft.jsonl", records)
+        try:
+            rows, report = sft_rows(path, TOKENIZER, max_tokens=max_tokens, chat=False)
+        except UserError as error:
+            untrained = len(records) - len(trained)
+            assert f"({untrained} without a trained segment, {len(trained)} longer" in str(error)
+            return
+    shortened, kept = 0, iter(rows)
+    fits = [_longest(record, max_tokens) for record in trained]
+    for record, (count, whole) in ((r, fit) for r, fit in zip(trained, fits, strict=True) if fit):
+        row = next(kept)
+        text = record.prompt + "".join(segment.text for segment in record.segments[:count])
+        end = "<|end|>" if whole else ""
+        assert "".join(stretch for _, stretch in stretches(row["input_ids"], row["labels"])) == text + end
+        assert len(row["input_ids"]) <= max_tokens
+        shortened += not whole
+    assert next(kept, None) is None
+    assert report.too_long == sum(fit is None for fit in fits)
+    assert (report.examples, report.shortened) == (len(rows), shortened)
+    assert report.untrained == len(records) - len(trained)
+    assert report.tokens == sum(len(row["input_ids"]) for row in rows)
+    assert report.trained_tokens == sum(label != IGNORE for row in rows for label in row["labels"])
+
+
+def _longest(record: SFTRecord, max_tokens: int) -> tuple[int, bool] | None:
+    """Return the largest number of segments that fit and end with a trained one, and whether no trained segment is
+    missing."""
+    best = None
+    for count, segment in enumerate(record.segments, 1):
+        whole = not any(later.trained for later in record.segments[count:])
+        text = record.prompt + "".join(kept.text for kept in record.segments[:count])
+        size = len(TOKENIZER(text, add_special_tokens=False).input_ids) + whole
+        if segment.trained and size <= max_tokens:
+            best = count, whole
+    return best

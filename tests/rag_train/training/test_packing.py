@@ -1,0 +1,233 @@
+"""Packed rows: distribution over rows, attention of each backend, and a loss equal to that of single examples."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from support.training import MODELS, SMALL, recipe_in
+from torch.nn.attention.flex_attention import create_mask
+from transformers import TrainingArguments, default_data_collator
+
+from rag_train.errors import UserError
+from rag_train.recipe import save_recipe
+from rag_train.training import sft
+from rag_train.training.masking import IGNORE
+from rag_train.training.packing import pack
+from rag_train.training.recipe import LoraRecipe, SFTRecipe
+from rag_train.training.run import train
+from rag_train.training.sft import packed_rows
+from rag_train.training.tree import SLICE, SLICED, attention_mask, block_mask, lay_out, path_logprobs, slices
+
+tokens = st.lists(st.integers(0, 3), min_size=1, max_size=12)
+
+
+@given(st.lists(tokens, min_size=1, max_size=40), st.integers(1, 40), st.integers(0, 5))
+def test_each_sequence_is_in_one_row_within_budget(sequences: list[list[int]], budget: int, seed: int):
+    rows = pack(sequences, budget, seed)
+    assert sorted(i for row in rows for i in row) == list(range(len(sequences)))
+    for row in rows:
+        assert len(row) == 1 or len(lay_out([sequences[i] for i in row]).ids) <= budget
+    assert rows == pack(sequences, budget, seed)
+
+
+def test_rows_are_full_and_group_common_prefixes():
+    """Packs ten tasks for each of 60 documents, all of which start with the same instruction."""
+    generator = torch.Generator().manual_seed(0)
+
+    def text(size: int) -> list[int]:
+        return torch.randint(0, 1000, (size,), generator=generator).tolist()
+
+    instruction = text(50)
+    examples = [instruction + document + text(10) for document in map(text, [60] * 60) for _ in range(10)]
+    order = torch.randperm(len(examples), generator=generator).tolist()
+    examples = [examples[i] for i in order]
+    rows = pack(examples, 2000, 0)
+    used = [len(lay_out([examples[i] for i in row]).ids) for row in rows]
+    assert sum(used) / len(lay_out(examples).ids) < 1.1
+    assert sum(used) / len(rows) > 0.9 * 2000
+    documents = [{order[i] // 10 for i in row} for row in rows]
+    assert sum(map(len, documents)) == 60  # no document is in two rows
+    assert rows != pack(examples, 2000, 1)
+    assert any(max(row) - min(row) > 10 for row in documents)  # neither in lexicographic order nor in file order
+
+
+def forest(seed: int, sequences: int = 12, alphabet: int = 2, length: int = 60):
+    generator = torch.Generator().manual_seed(seed)
+    return lay_out([torch.randint(0, alphabet, (length,), generator=generator).tolist() for _ in range(sequences)])
+
+
+@pytest.mark.parametrize("alphabet", [1, 2, 50])
+def test_backends_get_the_same_mask(alphabet: int):
+    tree = forest(0, alphabet=alphabet, length=SLICE + 30)
+    last, size = torch.tensor(tree.last), len(tree.ids)
+    dense = attention_mask(last)
+    blocks = block_mask(last)
+    assert torch.equal(create_mask(blocks.mask_mod, None, None, size, size, device="cpu"), dense)
+    sliced = torch.zeros(size, size, dtype=torch.bool)
+    for n, (keys, mask) in enumerate(slices(last)):
+        sliced[n * SLICE : (n + 1) * SLICE, keys] = mask
+    assert torch.equal(sliced, dense[0, 0])
+    depth = max(tree.positions) + 1
+    assert max(len(keys) for keys, _ in slices(last)) <= depth + SLICE
+
+
+@pytest.fixture
+def uncompiled() -> Iterator[None]:
+    torch.compiler.set_stance("force_eager")
+    yield
+    torch.compiler.set_stance("default")
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("architecture", MODELS)
+def test_backends_give_the_same_logprobs(architecture: str, uncompiled: None):
+    """FlexAttention has no backward pass on a CPU; gradients of the other backends are compared below."""
+    config, cls = MODELS[architecture]
+    torch.manual_seed(0)
+    model = cls(config(**SMALL)).eval()
+    tree = forest(1)
+    at = torch.arange(len(tree.ids))
+    arguments = [torch.tensor(values) for values in (tree.ids, tree.positions, tree.last)] + [at, at % 64]
+    logprobs = {}
+    for implementation in ("sdpa", SLICED, "flex_attention"):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            logprobs[implementation] = path_logprobs(model, *arguments)
+    for implementation in (SLICED, "flex_attention"):
+        torch.testing.assert_close(logprobs[implementation], logprobs["sdpa"], rtol=1e-5, atol=1e-5)
+
+
+def examples(count: int) -> list[dict[str, list[int]]]:
+    """Return rows like those of ``sft_rows``; most share prefixes of different lengths, trained tokens included."""
+    generator = torch.Generator().manual_seed(0)
+    out: list[dict[str, list[int]]] = []
+    for n in range(count):
+        ids = torch.randint(0, 64, (10 + 7 * n,), generator=generator).tolist()
+        if n % 3:
+            ids = out[n // 2]["input_ids"][: 3 * n] + ids
+        trained = (torch.rand(len(ids), generator=torch.Generator().manual_seed(n // 2)) < 0.4).tolist()
+        labels = [token if train else IGNORE for token, train in zip(ids, trained, strict=True)]
+        out.append({"input_ids": ids, "labels": labels})
+    return out
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_loss_and_gradients_equal_those_of_single_examples(architecture: str, tmp_path: Path):
+    config, cls = MODELS[architecture]
+    torch.manual_seed(0)
+    model = cls(config(**SMALL))
+    rows = examples(12)
+    packed = packed_rows(rows, 400, 0)
+    assert len(packed) > 1 and sum(len(row["input_ids"]) for row in packed) < sum(len(r["labels"]) for r in rows)
+    batches = [default_data_collator([row]) for row in packed]
+
+    model.set_attn_implementation(SLICED)
+    trainer: Any = sft.PackedTrainer(model=model, args=TrainingArguments(output_dir=str(tmp_path), use_cpu=True))
+    count = trainer._get_num_items_in_batch(batches, torch.device("cpu"))
+    loss = torch.stack([trainer.compute_loss(model, batch, num_items_in_batch=count) for batch in batches]).sum()
+    loss.backward()
+    ours = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    model.zero_grad()
+    model.set_attn_implementation("sdpa")
+    total, number = torch.zeros(()), 0
+    for row in rows:
+        labels = torch.tensor(row["labels"])[1:]
+        logits = model(torch.tensor([row["input_ids"]])).logits[0, :-1]
+        total = total + torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
+        number += int((labels != IGNORE).sum())
+    assert count == number
+    (total / number).backward()
+    torch.testing.assert_close(loss, total / number, rtol=1e-5, atol=1e-5)
+    theirs = [p.grad for p in model.parameters() if p.grad is not None]
+    assert len(ours) == len(theirs) > 0
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def assert_same_weights(first: Path, second: Path, tolerance: float) -> None:
+    before, after = (load_file(path / "model.safetensors") for path in (first, second))
+    assert before.keys() == after.keys()
+    for name, weight in before.items():
+        if "k_proj.bias" not in name:  # its gradient is rounding error, which Adam scales to a full step
+            torch.testing.assert_close(after[name], weight, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("pack_tokens", [4000, 500])
+@pytest.mark.slow
+def test_packed_training_equals_padded_training(work: Path, tmp_path: Path, pack_tokens: int):
+    """Each optimizer step has all examples, in one row or in several, so that both trainings see the same steps."""
+    padded = recipe_in(work, tmp_path / "padded", batch_size=8, precision="fp32", lr=1e-3)
+    theirs = train(padded)
+    packed = replace(
+        padded, output_dir=str(tmp_path / "packed"), sft=SFTRecipe(pack_tokens=pack_tokens), batch_size=1
+    )
+    ours = train(replace(packed, gradient_accumulation=1 if pack_tokens == 4000 else 8))
+    assert [e["loss"] for e in ours.losses] == pytest.approx([e["loss"] for e in theirs.losses], rel=1e-4)
+    assert ours.losses[-1]["loss"] < ours.losses[0]["loss"]
+    assert ours.tokens_seen < theirs.tokens_seen  # shared prefixes
+    assert_same_weights(tmp_path / "padded", tmp_path / "packed", 1e-4)
+    assert "attn_implementation" not in (tmp_path / "packed" / "config.json").read_text()
+
+
+def test_trains_adapters_with_gradient_checkpointing(work: Path, tmp_path: Path):
+    packed = {"batch_size": 1, "sft": SFTRecipe(pack_tokens=500)}
+    recipe = recipe_in(work, tmp_path / "out", lora=LoraRecipe(r=2), epochs=8, **packed)
+    losses = train(replace(recipe, gradient_checkpointing=True)).losses
+    assert losses[-1]["loss"] < 0.95 * losses[0]["loss"]
+    with pytest.raises(
+        UserError, match=r"batch_size=4: with sft\.pack_tokens, each packed row is a batch; set batch_size=1"
+    ):
+        replace(recipe, batch_size=4)
+
+
+@pytest.mark.slow
+def test_resumed_run_keeps_order_of_rows(work: Path, tmp_path: Path, monkeypatch):
+    packed = {"batch_size": 1, "sft": SFTRecipe(pack_tokens=500)}
+    recipe = recipe_in(work, tmp_path / "whole", save_steps=3, epochs=4, **packed)
+    whole = train(recipe)
+    broken = replace(recipe, output_dir=str(tmp_path / "broken"))
+    steps, compute_loss = iter(range(5)), sft.PackedTrainer.compute_loss
+
+    def compute_five(*arguments, **more):
+        next(steps)
+        return compute_loss(*arguments, **more)
+
+    with monkeypatch.context() as patch, pytest.raises(StopIteration):
+        patch.setattr(sft.PackedTrainer, "compute_loss", compute_five)
+        train(broken)
+    resumed = train(broken)
+    assert resumed.resumed_from == 3
+    assert resumed.losses == whole.losses
+    assert_same_weights(tmp_path / "whole", tmp_path / "broken", 0)
+
+
+@pytest.mark.slow
+def test_two_processes_give_losses_and_weights_of_one(work: Path, tmp_path: Path):
+    packed = {"batch_size": 1, "sft": SFTRecipe(pack_tokens=300)}
+    recipe = recipe_in(work, tmp_path / "one", precision="fp32", lr=1e-3, **packed)
+    save_recipe(replace(recipe, output_dir=str(tmp_path / "two")), tmp_path / "recipe.yaml")
+    one = train(replace(recipe, gradient_accumulation=2))
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run(
+        [sys.executable, *launch, "-m", "rag_train.train", str(tmp_path / "recipe.yaml")],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+    )
+    two = json.loads((tmp_path / "two" / "training.json").read_text())
+    assert [e["loss"] for e in two["losses"]] == pytest.approx([e["loss"] for e in one.losses], rel=1e-4)
+    assert two["tokens_seen"] == one.tokens_seen
+    assert_same_weights(tmp_path / "one", tmp_path / "two", 1e-4)

@@ -1,0 +1,320 @@
+"""Training runs on a model of a few thousand parameters: masks, learning, kill and resume, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from support.training import TEMPLATE, TOKENIZER, build_tokenizer, pair, recipe_in, sft_record, stretches, write
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from rag_train.errors import UserError
+from rag_train.formats import deeprag
+from rag_train.miniworld.pretrain import PretrainConfig, build_model
+from rag_train.recipe import save_recipe
+from rag_train.schema import Decision, Passage, Segment, Step
+from rag_train.training.checkpoints import MarkComplete, newest_complete
+from rag_train.training.data import dpo_rows, sft_rows
+from rag_train.training.masking import IGNORE, encode_segments
+from rag_train.training.recipe import DPORecipe, LoraRecipe
+from rag_train.training.run import train
+
+# -- tokens and masks ------------------------------------------------------------------------------------
+
+
+def test_prompt_and_passages_are_masked(tmp_path: Path):
+    path = write(tmp_path / "sft.jsonl", [sft_record(3)])
+    [row], report = sft_rows(path, TOKENIZER, max_tokens=500, chat=False)
+    assert stretches(row["input_ids"], row["labels"]) == [
+        (False, "Question: Where was the maker of film 3 born?\n"),
+        (
+            True,
+            "Follow up: Who made film 3?\nIntermediate answer: Maker 3\n"
+            "Follow up: Where?\nLet's search the question in Wikipedia.\n",
+        ),
+        (False, "Context: T: Born in 3.\nIntermediate answer:"),
+        (True, " Town 3\nSo the final answer is: Town 3\n<|end|>"),
+    ]
+    assert report.tokens == len(row["input_ids"])
+    assert report.trained_tokens == sum(label != IGNORE for label in row["labels"])
+
+
+def test_chat_template_wraps_the_prompt_only(tmp_path: Path):
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    path = write(tmp_path / "sft.jsonl", [sft_record(3)])
+    [row], _ = sft_rows(path, tokenizer, max_tokens=500, chat=True)
+    assert stretches(row["input_ids"], row["labels"])[0] == (
+        False,
+        "<u>Question: Where was the maker of film 3 born?</u><a>",
+    )
+    [row], _ = dpo_rows(write(tmp_path / "dpo.jsonl", [pair(1)]), tokenizer, max_tokens=500, chat=True)
+    assert tokenizer.decode(row["prompt_ids"]) == "<u>Question: Where was 1 born?</u><a>Follow up: Who?\n"
+
+
+def test_long_example_loses_whole_segments(tmp_path: Path):
+    path = write(tmp_path / "sft.jsonl", [sft_record(3, passages=1), sft_record(3, passages=9)])
+    [whole, cut], report = sft_rows(path, TOKENIZER, max_tokens=250, chat=False)
+    assert (report.examples, report.shortened) == (2, 1)
+    whole_text, cut_text = (stretches(row["input_ids"], row["labels"]) for row in (whole, cut))
+    assert cut_text == whole_text[:2]  # ends with the decision to search, without an end-of-text token
+    with pytest.raises(
+        UserError, match=r"no example is left \(0 without a trained segment, 2 longer than 20 tokens"
+    ):
+        sft_rows(path, TOKENIZER, max_tokens=20, chat=False)
+
+
+def test_example_without_trained_segment_is_dropped(tmp_path: Path):
+    record = sft_record(1)
+    masked = record.model_copy(update={"segments": [Segment(text=record.completion, trained=False)]})
+    rows, report = sft_rows(write(tmp_path / "x.jsonl", [masked, record]), TOKENIZER, max_tokens=500, chat=False)
+    assert (len(rows), report.untrained) == (1, 1)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.text(alphabet="ab .?\n:é漢😀'", max_size=8), st.booleans()), min_size=1, max_size=6))
+def test_segments_are_tokenised_as_one_text(parts: list[tuple[str, bool]]):
+    segments = [Segment(text=text, trained=trained) for text, trained in parts]
+    [(ids, labels)] = encode_segments(TOKENIZER, [segments])
+    text = "".join(segment.text for segment in segments)
+    assert ids == TOKENIZER(text, add_special_tokens=False)["input_ids"]
+    flags = [segment.trained for segment in segments for _ in segment.text]
+    starts = [start for start, _ in TOKENIZER(text, return_offsets_mapping=True)["offset_mapping"]]
+    assert [label != IGNORE for label in labels] == [flags[start] for start in starts]
+
+
+def test_snippets_are_tokenised_as_in_a_transcript(tmp_path: Path):
+    [known, unknown], _ = dpo_rows(write(tmp_path / "d", [pair(0), pair(1)]), TOKENIZER, max_tokens=99, chat=False)
+    assert TOKENIZER.convert_ids_to_tokens(unknown["chosen_ids"])[-1] == ".Ċ"
+    assert known["chosen_ids"] == unknown["rejected_ids"]
+    assert TOKENIZER.decode(known["chosen_ids"]) == deeprag.INTERMEDIATE
+    step = Step(subquery="Who?", decision=Decision.RETRIEVE, passages=[Passage(id="", text="x")], answer="a")
+    inference = TOKENIZER(deeprag.question_prompt("Where was 1 born?") + deeprag.text_of([step]))["input_ids"]
+    written = unknown["prompt_ids"] + unknown["chosen_ids"]
+    assert inference[: len(written)] == written
+
+
+def test_balanced_pairs_prefer_both_decisions_equally_often(tmp_path: Path):
+    path = write(tmp_path / "d", [pair(i) for i in (0, 2, 4, 1, 6)])
+    rows, report = dpo_rows(path, TOKENIZER, max_tokens=99, chat=False, balance=True)
+    assert report.examples == 2 and rows[0]["chosen_ids"] == rows[1]["rejected_ids"]
+    assert len(dpo_rows(path, TOKENIZER, max_tokens=99, chat=False)[0]) == 5
+
+
+@given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=4))
+def test_balanced_examples_have_equal_shares_of_tasks(tmp_path_factory, counts: list[int]):
+    records = [
+        sft_record(task).model_copy(update={"task": str(task)}) for task, n in enumerate(counts) for _ in range(n)
+    ]
+    path = write(tmp_path_factory.mktemp("balanced") / "x.jsonl", records)
+    rows, report = sft_rows(path, TOKENIZER, max_tokens=500, chat=False, balance=True)
+    share = sum(counts) // len(counts)
+    assert list(Counter(tuple(row["input_ids"]) for row in rows).values()) == [share] * len(counts)
+    assert report.examples == len(rows) == share * len(counts)
+
+
+# -- learning --------------------------------------------------------------------------------------------
+
+
+def test_sft_lowers_loss_and_reports_result(work: Path, tmp_path: Path):
+    recipe = recipe_in(work, tmp_path / "out", epochs=12)
+    result = train(recipe)
+    losses = [entry["loss"] for entry in result.losses]
+    assert losses[-1] < 0.7 * losses[0]
+    assert (result.steps, result.data["examples"]) == (24, 8)
+    assert result.tokens_seen == 12 * result.data["tokens"]
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"model.safetensors", "tokenizer.json", "recipe.yaml", "training.json"} <= names
+    assert not names & {"checkpoints", "training_args.bin"}
+    assert json.loads((tmp_path / "out" / "training.json").read_text()) == asdict(result)
+
+    assert train(recipe) == replace(result, already_finished=True)
+    with pytest.raises(UserError, match=r"holds a run that differs in lr \(was 0.01, is 0.1\); choose another"):
+        train(replace(recipe, lr=0.1))
+
+
+def test_dpo_widens_margin_and_adds_no_end_of_text_token(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from rag_train.training.dpo import CalibrationTrainer
+
+    batches = []
+    step = CalibrationTrainer.training_step
+
+    def recording_step(trainer, model, inputs, *rest):
+        batches.append(inputs["input_ids"])
+        return step(trainer, model, inputs, *rest)
+
+    monkeypatch.setattr(CalibrationTrainer, "training_step", recording_step)
+    recipe = recipe_in(work, tmp_path / "out", stage="dpo", epochs=8)
+    result = train(recipe)
+    margins = [entry["rewards/margins"] for entry in result.losses]
+    assert margins[0] == pytest.approx(0, abs=1e-3)
+    assert margins[-1] > 0.3
+    assert batches and all((ids != TOKENIZER.eos_token_id).all() for ids in batches)
+
+
+@pytest.mark.parametrize("keys", [{}, {"label_smoothing": 0.1}, {"sft_weight": 0.5}])
+@pytest.mark.slow
+def test_tree_layout_trains_as_trl_does(work: Path, tmp_path: Path, keys: dict):
+    """All pairs are in one batch, so that both layouts see the same pairs in every step."""
+    results = {}
+    for layout in ("pairs", "tree"):
+        recipe = recipe_in(work, tmp_path / layout, stage="dpo", epochs=8, lr=1e-3, batch_size=8, precision="fp32")
+        results[layout] = train(replace(recipe, dpo=DPORecipe(layout=layout, **keys)))  # pyright: ignore
+    pairs, tree = results["pairs"], results["tree"]
+    for theirs, ours in zip(pairs.losses, tree.losses, strict=True):
+        for name in ("loss", "rewards/margins", "learning_rate"):
+            assert ours[name] == pytest.approx(theirs[name], rel=0.01, abs=1e-4), (name, ours["step"])
+    assert pairs.losses[-1]["rewards/margins"] > 0.02
+    before, after = (load_file(tmp_path / layout / "model.safetensors") for layout in ("pairs", "tree"))
+    for name, weight in before.items():
+        if "k_proj.bias" not in name:  # its gradient is rounding error, which Adam scales to a full step
+            torch.testing.assert_close(after[name], weight, rtol=1e-2, atol=5e-4)
+    assert tree.tokens_seen < pairs.tokens_seen
+
+
+def test_tree_layout_trains_adapters(work: Path, tmp_path: Path):
+    recipe = recipe_in(work, tmp_path / "out", stage="dpo", epochs=8, lora=LoraRecipe(r=2))
+    assert train(replace(recipe, dpo=DPORecipe(layout="tree"))).losses[-1]["rewards/margins"] > 0.1
+
+
+def test_merges_adapters_into_trained_layers_only(work: Path, tmp_path: Path):
+    train(recipe_in(work, tmp_path / "out", epochs=1, lora=LoraRecipe(r=2, target_modules=["q_proj"])))
+    before, after = (load_file(path / "model.safetensors") for path in (work / "model", tmp_path / "out"))
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert before.keys() == after.keys()
+    assert changed == {"model.layers.0.self_attn.q_proj.weight"}
+
+
+# -- kill and resume -------------------------------------------------------------------------------------
+
+
+KILLED_WHILE_SAVING = """
+import os, signal, sys
+from transformers import Trainer
+from rag_train.train import main
+save = Trainer._save_rng_state
+def save_or_die(trainer, directory):
+    if trainer.state.global_step == 14:
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(trainer, directory)
+Trainer._save_rng_state = save_or_die
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_killed_run_ends_with_the_same_weights(work: Path, tmp_path: Path):
+    model = shutil.copytree(work / "model", tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(
+        json.dumps(config | {"attention_dropout": 0.1})
+    )  # makes the result depend on the random state
+    changes = {"epochs": 15, "batch_size": 1, "gradient_accumulation": 2, "save_steps": 7}
+    recipe = recipe_in(work, tmp_path / "whole", model=str(model), **changes)
+    whole = train(recipe)
+
+    killed = tmp_path / "killed"
+    save_recipe(replace(recipe, output_dir=str(killed)), tmp_path / "recipe.yaml")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", KILLED_WHILE_SAVING, str(tmp_path / "recipe.yaml")]
+    process = subprocess.run(command, env=environment, capture_output=True)
+    assert process.returncode == -signal.SIGKILL
+    assert (killed / "checkpoints" / "checkpoint-14" / "model.safetensors").exists()
+    assert not (killed / "model.safetensors").exists()
+
+    command = [sys.executable, "-m", "rag_train.train", str(tmp_path / "recipe.yaml")]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    resumed = json.loads((killed / "training.json").read_text())
+    assert resumed["resumed_from"] == 7
+    assert resumed["losses"] == whole.losses
+    assert resumed["tokens_seen"] == whole.tokens_seen
+    expected, weights = (load_file(path / "model.safetensors") for path in (tmp_path / "whole", killed))
+    assert all(torch.equal(expected[name], weights[name]) for name in expected)
+
+
+def test_skips_incomplete_checkpoints(tmp_path: Path):
+    for step in (2, 10, 12):
+        checkpoint = tmp_path / f"checkpoint-{step}"
+        checkpoint.mkdir()
+        (checkpoint / "model.safetensors").write_bytes(b"weights")
+        if step < 12:  # a run killed before the marker is written
+            arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+            MarkComplete().on_save(arguments, TrainerState(global_step=step), TrainerControl())
+    assert newest_complete(tmp_path) == tmp_path / "checkpoint-10"
+    (tmp_path / "checkpoint-10" / "model.safetensors").write_bytes(b"wei")
+    assert newest_complete(tmp_path) == tmp_path / "checkpoint-2"
+    (tmp_path / "checkpoint-2" / "model.safetensors").unlink()
+    assert newest_complete(tmp_path) is None
+
+
+# -- errors ----------------------------------------------------------------------------------------------
+
+
+def test_rejects_run_directory_of_earlier_version(work: Path, tmp_path: Path):
+    (tmp_path / "run.json").write_text('{"recipe": {"stage": "sft", "lr": 0.01, "beta": 0.4}}')
+    with pytest.raises(UserError, match=r"holds a run of an earlier version, whose recipe has other keys \(beta\)"):
+        train(recipe_in(work, tmp_path))
+
+
+def test_names_nested_keys_that_differ(work: Path, tmp_path: Path):
+    recipe = recipe_in(work, tmp_path / "out", stage="dpo", epochs=1)
+    train(recipe)
+    with pytest.raises(UserError, match=r"differs in dpo.beta \(was 0.4, is 0.2\); choose another output_dir"):
+        train(replace(recipe, dpo=DPORecipe(beta=0.2)))
+
+
+def test_names_line_of_invalid_record(work: Path, tmp_path: Path):
+    path = write(tmp_path / "x.jsonl", [sft_record(0)])
+    path.write_text(path.read_text() + '{"id": "1"}\n')
+    with pytest.raises(UserError) as caught:
+        train(recipe_in(work, tmp_path / "out", data=path))
+    assert str(caught.value) == (
+        f"{path}, line 2: not a SFTRecord (prompt: Field required); "
+        "fix or remove the line, or create the file again"
+    )
+
+
+def test_infinite_loss_stops_run(work: Path, tmp_path: Path):
+    with pytest.raises(UserError, match=r"^step \d+: the loss is infinite or NaN; lower lr"):
+        train(recipe_in(work, tmp_path / "out", lr=1e20, warmup_ratio=0.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lora": LoraRecipe(target_modules=["nope"])}, r"model .*: Target modules \{'nope'\} not found"),
+        ({"report_to": "tensorboard"}, "report_to=tensorboard: the package is not installed"),
+        ({"chat": True}, "has no chat template; set chat=auto"),
+        ({"output_dir": "/dev/null/x"}, "output_dir /dev/null/x: Not a directory; choose another"),
+    ],
+)
+def test_rejects_wrong_settings(
+    work: Path, tmp_path: Path, changes: dict, message: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("rag_train.training.run.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=message):
+        train(replace(recipe_in(work, tmp_path / "out"), **changes))
+
+
+def test_rejects_tokenizer_larger_than_vocabulary(work: Path, tmp_path: Path):
+    model = tmp_path / "model"
+    build_model(PretrainConfig(hidden_size=32, layers=1, heads=2), TOKENIZER).save_pretrained(model)
+    larger = build_tokenizer()
+    larger.add_tokens([f"<{i}>" for i in range(100)])
+    larger.save_pretrained(model)
+    with pytest.raises(UserError, match=r"the tokenizer has 371 tokens, but the model's vocabulary has 320; copy"):
+        train(recipe_in(work, tmp_path / "out", model=str(model)))

@@ -1,0 +1,140 @@
+"""Fake engines and retrievers: recorded answers, constant answers, random trees, and simulated latencies."""
+
+import asyncio
+import random
+import re
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+
+from rag_train.formats import deeprag
+from rag_train.llm.base import Completion, Sampling, TokenLogprob, Usage
+from rag_train.schema import Passage
+
+PLAIN = SimpleNamespace(chat_template=None)
+
+
+def completion(text: str, sampling: Sampling) -> Completion:
+    """Return ``text`` as an engine's completion, cut at stop strings and token limit, with any log-probabilities.
+
+    A token is up to 8 characters of a word.
+    """
+    text = text[: min((text.index(stop) for stop in sampling.stop if stop in text), default=len(text))]
+    words = re.findall(r"\s*\S{1,8}", text)[: sampling.max_tokens]
+    text = "".join(words) if len(words) == sampling.max_tokens else text
+    tokens = tuple((TokenLogprob(i, word, -0.1),) for i, word in enumerate(words))
+    return Completion(
+        text, tuple(range(len(words))), Usage(1, len(words)), logprobs=tokens if sampling.logprobs else ()
+    )
+
+
+class Replay:
+    """An engine with recorded answers by the end of the prompt. A prompt with another end fails the test."""
+
+    name, tokenizer = "replay", PLAIN
+
+    def __init__(self, answers: dict[str, str]):
+        self.answers = answers
+        self.asked: list[str] = []
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        self.asked.append(prompt)
+        fitting = [text for text in self.answers if prompt.endswith(text)]
+        assert fitting, f"no recorded answer for this prompt:\n{prompt}"
+        return completion(self.answers[max(fitting, key=len)], sampling)
+
+    async def aclose(self) -> None: ...
+
+
+class Says:
+    """An engine with the same answer to every prompt. ``text`` can also be an error or a function of the prompt."""
+
+    name, tokenizer = "says", PLAIN
+
+    def __init__(self, text: str | Exception | Callable[[str], str]):
+        self.text = text
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        if isinstance(self.text, Exception):
+            raise self.text
+        return completion(self.text if isinstance(self.text, str) else self.text(prompt), sampling)
+
+    async def aclose(self) -> None: ...
+
+
+class Found:
+    """An async retriever that returns the same passages for every query, after ``seconds`` of the loop's time."""
+
+    def __init__(self, passages: Sequence[Passage], seconds: float = 0.0):
+        self.passages, self.seconds = list(passages), seconds
+        self.queries: list[str] = []
+
+    async def search(self, query: str, k: int) -> list[Passage]:
+        self.queries.append(query)
+        await asyncio.sleep(self.seconds)
+        return self.passages[:k]
+
+    async def search_all(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        return list(await asyncio.gather(*(self.search(query, k) for query in queries)))
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop with a simulated clock: sleeping takes no real time, and latencies add up exactly."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:
+            self.now = max(self.now, self._scheduled[0].when())
+        super()._run_once()
+
+
+def elapsed(work) -> float:
+    """Run the coroutine and return its duration in seconds of simulated time."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(work)
+        return runner.get_loop().time()
+
+
+class TreeModel:
+    """An engine that writes a random tree of transcripts: nodes end, and leaves are right, at random.
+
+    The path to a node, which seeds its random choices, is parsed from the prompt.
+    """
+
+    name = "tree"
+    tokenizer = None
+
+    def __init__(self, seed: int, depth: int = 4):
+        self.seed, self.depth = seed, depth
+        self.prompts: list[str] = []
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        self.prompts.append(prompt)
+        history = prompt.partition("\n")[2]
+        if history.endswith(deeprag.INTERMEDIATE):
+            text = f" a{len(history)}"
+        else:
+            path = "".join(s.decision[0] for s in deeprag.parse(history).steps)
+            rng = random.Random(f"{self.seed}-{path}")
+            if len(path) >= self.depth or rng.random() < 0.3 or history.endswith(deeprag.FINAL):
+                answer = "right" if rng.random() < 0.4 else "wrong"
+                text = answer if history.endswith(deeprag.FINAL) else f"{deeprag.FINAL} {answer}"
+            else:
+                text = f"{deeprag.FOLLOW_UP} q{path}?"
+        return Completion(text=text, token_ids=(0,), usage=Usage(1, 1), stop="\n")
+
+    async def aclose(self) -> None: ...
+
+
+class OnePassage:
+    """A retriever that returns, for each query, a single passage with the query as its text."""
+
+    name = "one"
+
+    def search(self, queries, k):
+        return [[Passage(id="p", title="T", text=query)] for query in queries]
