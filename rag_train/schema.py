@@ -180,6 +180,8 @@ class SFTRecord(Record):
     annotations because the search found no correct path, if the recipe allows that)."""
     task: str = ""
     """Name of the trained module, for systems that consist of modules."""
+    complete: bool = True
+    """Whether the text ends after the completion; if not, no end-of-text token is trained."""
 
 
 class PreferencePair(Record):

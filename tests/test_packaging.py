@@ -61,6 +61,6 @@ def test_init_writes_recipes_next_to_a_folder_called_eval(installed: Path, tmp_p
 
 
 def test_demo_finds_its_recipe_outside_the_repository(installed: Path, tmp_path: Path):
-    failed = run(installed, tmp_path, "demo", "world.people=10")
+    failed = run(installed, tmp_path, "demo", "miniworld.world.people=10")
     assert failed.returncode == 2 and "leave 0 to the dev split" in failed.stderr
     assert list(tmp_path.iterdir()) == []

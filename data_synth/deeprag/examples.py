@@ -6,10 +6,9 @@ subquery of its node, not with the question.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
-from rag_train.data_synth.deeprag.search import Node, SearchResult, leaves
+from rag_train.data_synth.deeprag.search import Node, SearchResult, leaves, nodes
 from rag_train.formats import deeprag
 from rag_train.schema import Decision, PreferencePair, Question, SFTRecord, Step
 
@@ -54,7 +53,7 @@ def preference_pairs(
     if variant == "all_nodes":
         return [
             _node_pair(question, prompt, node.steps, node.subquery, decision)
-            for node in _nodes(result.root)
+            for node in nodes(result.root)
             if node.subquery is not None and (decision := _better_decision(node)) is not None
         ]
     costliest = max((leaf for leaf in leaves(result.root) if leaf.correct), key=lambda leaf: leaf.retrievals)
@@ -86,12 +85,6 @@ def _node_pair(
         history_start=len(prompt),
         node=len(steps),
     )
-
-
-def _nodes(node: Node) -> Iterator[Node]:
-    yield node
-    for child in node.children:
-        yield from _nodes(child)
 
 
 def _better_decision(node: Node) -> Decision | None:

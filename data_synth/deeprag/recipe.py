@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, FilePath
 
+from rag_train.data_synth.deeprag.cold_start import ColdStartConfig
 from rag_train.data_synth.deeprag.examples import PairVariant
 from rag_train.data_synth.deeprag.search import SearchConfig
 from rag_train.llm.engines import EngineConfig
@@ -14,18 +15,19 @@ from rag_train.llm.engines import EngineConfig
 
 @dataclass(frozen=True, kw_only=True)
 class DeepRAGRecipe:
-    """Stage I or Stage II data of DeepRAG."""
+    """Cold-start, Stage I or Stage II data of DeepRAG."""
 
-    stage: Literal["sft", "pairs"]
-    """sft: the kept trajectories (Stage I, section 3.3); pairs: preference pairs at their nodes (Stage II, section
-    3.4)."""
+    stage: Literal["cold_start", "sft", "pairs"]
+    """cold_start: gold decompositions with random decisions, for models that do not write the format yet; sft: the
+    kept trajectories (Stage I, section 3.3); pairs: preference pairs at their nodes (Stage II, section 3.4)."""
     questions: list[FilePath]
     """Question files, in any format that `rag-train eval` reads."""
     index: str
     """Retriever: an index directory made by `rag-train index`, or any specification that `rag-train eval --index`
     takes, such as rrf(indexes/bm25, indexes/dense)."""
     model: str
-    """Model that explores the tree: the base model for sft, the Stage I model for pairs."""
+    """Model that explores the tree: the base model (or the model after the cold start) for sft, the Stage I model
+    for pairs."""
     output: str
     """JSON Lines file to write."""
     sample: Annotated[int, Field(gt=0)] | None = None
@@ -36,6 +38,8 @@ class DeepRAGRecipe:
     """Begin each prompt with the method's instruction; false for models trained without it."""
     pairs: PairVariant = "optimal"
     """Which preference pairs to make (Table 5)."""
+    cold_start: ColdStartConfig = field(default_factory=ColdStartConfig)
+    """Settings of the cold-start examples."""
     search: SearchConfig = field(default_factory=SearchConfig)
     """Settings of the tree search."""
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rag_train.data_synth.deeprag.cold_start import ColdStart
 from rag_train.data_synth.deeprag.examples import preference_pairs, sft_record
 from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
-from rag_train.data_synth.deeprag.search import TreeSearch
+from rag_train.data_synth.deeprag.search import SearchResult, TreeSearch, nodes
 from rag_train.data_synth.inputs import check_unique_ids, identifying_settings, read_questions
 from rag_train.formats.prompting import as_turn, task_prompt
 from rag_train.llm.base import LLM
@@ -17,7 +18,7 @@ from rag_train.resumable import WHOLE, Outcome, Rejected, Shard, Summary, cost, 
 from rag_train.retrieval.base import corpus_sha256
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.open import open_retriever
-from rag_train.schema import Question
+from rag_train.schema import LLMCall, Question, Record, SFTRecord
 
 
 async def synthesize(recipe: DeepRAGRecipe, shard: Shard = WHOLE) -> Summary:
@@ -43,6 +44,7 @@ async def synthesize_with(
     """
     check_unique_ids(questions)
     searcher = TreeSearch(llm, retriever, recipe.search)
+    cold_start = ColdStart(llm, retriever, recipe.cold_start, questions, recipe.search.passages, recipe.seed)
     task = "deeprag" if recipe.instructions else None
     whole_tree = recipe.stage == "pairs" and recipe.pairs != "optimal"
 
@@ -50,6 +52,8 @@ async def synthesize_with(
         prompt = task_prompt(question.question, task)
         turn = as_turn(llm.tokenizer, prompt)
         try:
+            if recipe.stage == "cold_start":
+                return _cold_start_outcome(question, *await cold_start.examples(question, prompt))
             result = await (searcher.explore if whole_tree else searcher.search)(question, turn)
         except ValueError as error:  # the prompt is longer than the model's context
             return Outcome([], {}, [Rejected(id=question.id, reason="too long", text=str(error))])
@@ -58,14 +62,35 @@ async def synthesize_with(
             records = [record] if record else []
         else:
             records = preference_pairs(question, prompt, result, recipe.pairs)
-        counts = cost(result.calls) | {"solved": int(result.best is not None)}
-        if result.best is not None:
-            counts |= {"retrievals": result.best.retrievals, "steps": len(result.best.steps), result.source: 1}
-        reason = "no right trajectory" if result.best is None else "no pair"
-        rejected = [] if records else [Rejected(id=question.id, reason=reason, text=question.question)]
-        return Outcome(records, counts, rejected)
+        return _search_outcome(question, result, records)
 
     settings = identifying_settings(recipe)
     settings |= {"model_sha256": weights_sha256(recipe.model), "corpus_sha256": corpus}
     label = f"searching ({recipe.stage})"
     return await run(questions, work, Path(recipe.output), settings, label=label, shard=shard)
+
+
+def _cold_start_outcome(question: Question, records: Sequence[SFTRecord], calls: Sequence[LLMCall]) -> Outcome:
+    if not records:
+        rejected = Rejected(id=question.id, reason="no gold decomposition", text=question.question)
+        return Outcome([], cost(calls), [rejected])
+    transcripts = [record for record in records if not record.task]
+    counts = {"transcripts": len(transcripts), "complete": sum(record.complete for record in transcripts)}
+    return Outcome(records, cost(calls) | counts)
+
+
+def _search_outcome(question: Question, result: SearchResult, records: Sequence[Record]) -> Outcome:
+    """Count what the search found, and keep the lines that fit no format."""
+    unparsed = [node.unparsed for node in nodes(result.root) if node.unparsed]
+    counts = cost(result.calls) | {"solved": int(result.best is not None), "unparsed_lines": len(unparsed)}
+    if result.best is not None:
+        counts |= {"retrievals": result.best.retrievals, "steps": len(result.best.steps), result.source: 1}
+    if records:
+        return Outcome(records, counts)
+    if result.best is not None:
+        rejected = Rejected(id=question.id, reason="no pair", text=question.question)
+    elif result.root.unparsed:
+        rejected = Rejected(id=question.id, reason="first line not in the format", text=result.root.unparsed)
+    else:
+        rejected = Rejected(id=question.id, reason="no correct trajectory", text=question.question)
+    return Outcome([], counts, [rejected])

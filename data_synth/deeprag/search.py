@@ -21,7 +21,7 @@ from rag_train.llm.base import LLM, Sampling
 from rag_train.llm.memo import CallLog
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Decision, LLMCall, Passage, Question, Step
-from rag_train.strategies.controller import Controller
+from rag_train.strategies.controller import Controller, Move
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class SearchConfig:
     """If no trajectory is correct, try one more that retrieves at each step and is given the gold passages."""
     max_tokens: int = 64
     """Maximum length of a line that the controller writes, in tokens."""
+    guided: bool = False
+    """Restrict decoding to the format's lines, for models that do not write them by themselves."""
     seed: int = 0
     """Seed of the sampled answers, and of the choice among trajectories if variant is random."""
 
@@ -54,13 +56,15 @@ class Node:
     """A state of the Markov decision process (section 3.1): the steps so far and, once expanded, its children.
 
     ``answer`` is the final answer if the controller ended the trajectory here, and ``correct`` says whether it is
-    accepted. ``children`` are in the order of the queue: parametric answers before retrieved ones.
+    accepted. ``unparsed`` is the controller's line if it is neither a subquery nor a final answer. ``children`` are
+    in the order of the queue: parametric answers before retrieved ones.
     """
 
     steps: tuple[Step, ...] = ()
     subquery: str | None = None
     answer: str | None = None
     correct: bool = False
+    unparsed: str = ""
     children: list[Node] = field(default_factory=list)
 
     @property
@@ -97,7 +101,7 @@ class TreeSearch:
         the whole tree. ``calls`` of the result has one entry for each distinct prompt.
         """
         log = CallLog(self._llm)
-        controller = Controller(log, prompt, self._config.max_tokens)
+        controller = self._controller(log, prompt)
         root = Node()
         if self._config.variant == "minimal":
             best = await self._cheapest(controller, question, root)
@@ -117,10 +121,13 @@ class TreeSearch:
         """Explore the whole tree of ``question``, and keep its correct trajectory with the fewest retrievals."""
         log = CallLog(self._llm)
         root = Node()
-        await self._explore(Controller(log, prompt, self._config.max_tokens), question, root)
+        await self._explore(self._controller(log, prompt), question, root)
         correct = [node for node in leaves(root) if node.correct]
         best = min(correct, key=lambda node: node.retrievals, default=None)
         return SearchResult(root=root, best=best, calls=log.calls)
+
+    def _controller(self, log: CallLog, prompt: str) -> Controller:
+        return Controller(log, prompt, self._config.max_tokens, self._config.guided)
 
     async def _cheapest(self, controller: Controller, question: Question, root: Node) -> Node | None:
         order = itertools.count()
@@ -148,6 +155,7 @@ class TreeSearch:
         else:
             move = await controller.next_move(node.steps)
             node.subquery, node.answer = move.subquery, move.answer
+            node.unparsed = move.text if move == Move(text=move.text) else ""
         if node.answer is not None:
             node.correct = self._is_correct(node.answer, question)
         elif node.subquery is not None:
@@ -212,6 +220,13 @@ class TreeSearch:
     def _is_correct(self, answer: str, question: Question) -> bool:
         match = exact_match if self._config.match == "exact" else contains
         return match(answer, question.answers)
+
+
+def nodes(node: Node) -> Iterator[Node]:
+    """Yield ``node`` and every node below it."""
+    yield node
+    for child in node.children:
+        yield from nodes(child)
 
 
 def leaves(node: Node) -> Iterator[Node]:

@@ -18,9 +18,9 @@ from rag_train.data_synth.classifiers import ClassifierRecipe
 from rag_train.data_synth.compound import CompoundRecipe
 from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
 from rag_train.data_synth.modules.recipes import DualRAGRecipe, GoldRecipe, HANRAGRecipe, PlanRAGRecipe
+from rag_train.eval.demo.recipe import DemoRecipe
 from rag_train.eval.matrix.cell import Cell
 from rag_train.eval.metrics.scores import Score
-from rag_train.eval.miniworld.demo import DemoRecipe
 from rag_train.questions.formats import FORMATS
 from rag_train.recipe import Key, describe, type_name
 from rag_train.resumable import Rejected

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 async def bench(questions: int, repeats: int) -> dict[str, Any]:
-    from rag_train.eval.miniworld.deeprag import search
+    from rag_train.eval.demo.stages import search
     from rag_train.llm.vllm import VLLMEngine
     from rag_train.retrieval.batching import AsyncRetriever
     from rag_train.retrieval.index.bm25 import BM25Index

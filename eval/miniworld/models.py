@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 
 from rag_train.data_synth.deeprag.examples import PairVariant
 from rag_train.data_synth.deeprag.search import SearchConfig
+from rag_train.eval.demo.stages import fine_tune, search
 from rag_train.eval.miniworld import students
-from rag_train.eval.miniworld.deeprag import fine_tune, search
 from rag_train.eval.miniworld.lab import Lab
 from rag_train.eval.miniworld.lessons import lessons
 from rag_train.files import write_records

@@ -10,11 +10,11 @@ from typing import Any
 from rag_train.data_synth import compound
 from rag_train.data_synth.modules import hanrag
 from rag_train.data_synth.modules.examples import retrieved
+from rag_train.eval.demo.claims import MARGIN, PairedClaim, clusters, pooled
 from rag_train.eval.metrics.intervals import paired_bootstrap
 from rag_train.eval.metrics.modules import ModuleScore, validate
 from rag_train.eval.metrics.scores import Metric, Score, score
 from rag_train.eval.miniworld.answers import Request, ask
-from rag_train.eval.miniworld.claims import MARGIN, PairedClaim, clusters, pooled
 from rag_train.eval.miniworld.lab import Lab, Settings
 from rag_train.eval.miniworld.lessons import spaced
 from rag_train.eval.miniworld.models import checkpoint

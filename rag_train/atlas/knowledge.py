@@ -18,6 +18,7 @@ from rag_train.atlas.facts import Atlas, share
 from rag_train.atlas.questions import subquery
 from rag_train.atlas.wordings import RELATIONS
 from rag_train.files import read_records
+from rag_train.formats.prompting import few_shot_prompt
 from rag_train.llm.base import LLM, Sampling
 from rag_train.resumable import Outcome, cost, run
 from rag_train.schema import GoldStep, LLMCall, Question, Record
@@ -111,7 +112,7 @@ def _fact(atlas: Atlas, tokenizer: PreTrainedTokenizerBase, subject: str, relati
         relation=relation,
         subquery=subquery(atlas, subject, relation),
         answers=value.answers,
-        prompts=[_prompt(tokenizer, examples, wording.format(x=entity.phrase)) for wording in wordings],
+        prompts=[few_shot_prompt(tokenizer, examples, wording.format(x=entity.phrase)) for wording in wordings],
     )
 
 
@@ -121,17 +122,3 @@ def _examples(atlas: Atlas, subject: str, relation: str) -> list[tuple[str, str]
     pool = [e.id for e in atlas.of_kind(kind, "train") if (e.id, relation) in atlas.facts and e.id != subject]
     chosen = sorted(pool, key=lambda id: share(f"example {id}"))[:EXAMPLES]
     return [(subquery(atlas, id, relation), atlas.facts[id, relation].text) for id in chosen]
-
-
-def _prompt(tokenizer: PreTrainedTokenizerBase, examples: Sequence[tuple[str, str]], question: str) -> str:
-    if not tokenizer.chat_template:
-        return "".join(f"Question: {q}\nAnswer: {a}\n" for q, a in examples) + f"Question: {question}\nAnswer:"
-    messages = [
-        message
-        for q, a in examples
-        for message in ({"role": "user", "content": q}, {"role": "assistant", "content": a})
-    ]
-    turns = [*messages, {"role": "user", "content": question}]
-    prompt = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    assert isinstance(prompt, str)
-    return prompt

@@ -19,9 +19,6 @@ from rag_train.cli.train import training
 from rag_train.errors import UserError
 from rag_train.working_files import PACKAGE, write_working_files
 
-DEMO = PACKAGE / "recipes/demo.yaml"
-RUNS = Path("runs/demo")
-
 app = typer.Typer(
     name="rag-train",
     help="Train the controller of a retrieval-augmented language model: synthesise data, train, evaluate.",
@@ -61,23 +58,38 @@ def init(
 @app.command()
 def demo(
     seeds: Annotated[
-        str, typer.Option(help="Comma-separated seeds. Each seed has its own world and its own model.")
+        str, typer.Option(help="Comma-separated seeds: of the world, its questions and the training.")
     ] = "0",
-    recipe: Annotated[Path, typer.Option(help="Recipe of the demo.", show_default="recipes/demo.yaml")] = DEMO,
-    work: Annotated[Path, typer.Option(help="Directory for models and data, kept between runs.")] = RUNS,
-    output: Annotated[Path, typer.Option(help="Directory for demo.html and demo.json.")] = RUNS,
+    atlas: Annotated[
+        bool, typer.Option("--atlas", help="A real model and real facts, in place of the mini world.")
+    ] = False,
+    recipe: Annotated[
+        Path | None, typer.Option(help="Recipe of the demo; default: recipes/demo.yaml or recipes/demo_atlas.yaml.")
+    ] = None,
+    work: Annotated[
+        Path | None, typer.Option(help="Directory for models and data, kept between runs; default: runs/demo.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Directory for demo.html and demo.json; default: the working directory.")
+    ] = None,
     scratch: Annotated[
         bool, typer.Option("--scratch", help="Pretrain the mini model instead of using the shipped checkpoint.")
     ] = False,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Run the whole of DeepRAG in the mini world: search, both training stages, evaluation, and a results page."""
-    from rag_train.eval.miniworld.demo import DemoRecipe, run_demo
+    """Run the whole of DeepRAG: search, both training stages, evaluation, and a results page.
+
+    The mini world takes minutes on two cores, the atlas (--atlas) about three quarters of an hour.
+    """
+    from rag_train.eval.demo.recipe import DemoRecipe
+    from rag_train.eval.demo.run import run_demo
     from rag_train.recipe import load_recipe
 
-    chosen = numbers("--seeds", seeds)
-    results = run_demo(load_recipe(DemoRecipe, recipe, overrides or []), chosen, work, output, scratch=scratch)
+    name = "demo_atlas" if atlas else "demo"
+    chosen = load_recipe(DemoRecipe, recipe or PACKAGE / f"recipes/{name}.yaml", overrides or [])
+    work = work or Path("runs") / name.replace("_", "-")
+    results = run_demo(chosen, numbers("--seeds", seeds), work, output or work, scratch=scratch)
     if as_json:
         print(results.model_dump_json())
 

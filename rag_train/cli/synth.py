@@ -53,14 +53,15 @@ def deeprag(
     push_to_hub: PushOption = None,
     as_json: Json = False,
 ) -> None:
-    """DeepRAG: optimal trajectories (stage=sft) or preference pairs (stage=pairs).
+    """DeepRAG: cold-start examples (stage=cold_start), optimal trajectories (sft) or preference pairs (pairs).
 
     Start from recipes/deeprag_synth.yaml.
     """
     from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
     from rag_train.data_synth.deeprag.run import synthesize
 
-    _synthesize(DeepRAGRecipe, synthesize, recipe, overrides, shard, ray, push_to_hub, as_json)
+    remedy = "set search.guided=true, or fine-tune the model on cold-start examples first (stage=cold_start)"
+    _synthesize(DeepRAGRecipe, synthesize, recipe, overrides, shard, ray, push_to_hub, as_json, remedy)
 
 
 @synthesis.command()
@@ -200,8 +201,12 @@ def _synthesize(
     ray: int | None,
     repo: str | None,
     as_json: bool,
+    remedy: str = "check the questions, the index and the model",
 ) -> None:
-    """Load the recipe, write its output in this process or on Ray, then the card, and upload both to ``repo``."""
+    """Load the recipe, write its output in this process or on Ray, then the card, and upload both to ``repo``.
+
+    Raises UserError with ``remedy`` if no item gave a record.
+    """
     from rag_train.data_synth.inspect.card import check_token, push, write_card
     from rag_train.recipe import load_recipe
     from rag_train.resumable import WHOLE, Shard, summary_line
@@ -217,6 +222,8 @@ def _synthesize(
         summary = synthesize_on_ray(work, ray)
     else:
         summary = asyncio.run(work(Shard.parse(shard) if shard else WHOLE))
+    if not summary.records and not summary.remaining:
+        raise UserError(f"{summary_line(summary)}: the file is empty; {remedy}")
     lines = [summary_line(summary)]
     if not summary.remaining:
         lines.append(f"card: {write_card(Path(summary.output))}")

@@ -35,6 +35,12 @@ STOP_LINE = ["\n"]
 STOP_SEARCH = ["\n" + CONTEXT, "\n" + QUESTION, SEARCH]
 """Stop strings for adaptive generation, at the points where the harness has to act."""
 
+MOVE = r"(Follow up: [^\n]+|So the final answer is: [^\n]+)\n"
+"""Regular expression of the controller's next move, for guided decoding."""
+
+ANSWER = r" [^\n]+\n"
+"""Regular expression of an answer after its marker, for guided decoding."""
+
 _SPACE = re.compile(r"\s+")
 _MARKER = re.compile(
     r"\s*(?:(?P<follow>follow[ -]?up\s*:)|(?P<search>let['\u2019]?s search the question (?:in|on) wikipedia\.?)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources import files
 
 from transformers import PreTrainedTokenizerBase
@@ -36,3 +37,22 @@ def task_prompt(question: str, task: str | None) -> str:
     """
     head = f"{instruction(task)}\n\n" if task else ""
     return head + question_prompt(question)
+
+
+def few_shot_prompt(tokenizer: PreTrainedTokenizerBase, examples: Sequence[tuple[str, str]], question: str) -> str:
+    """Return a prompt that asks ``question`` after worked examples, each a question and its short answer.
+
+    With a chat template, each example is a pair of turns.
+    """
+    if not tokenizer.chat_template:
+        return "".join(f"Question: {q}\nAnswer: {a}\n" for q, a in examples) + f"Question: {question}\nAnswer:"
+    turns = [
+        message
+        for q, a in examples
+        for message in ({"role": "user", "content": q}, {"role": "assistant", "content": a})
+    ]
+    prompt = tokenizer.apply_chat_template(
+        [*turns, {"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
+    )
+    assert isinstance(prompt, str)
+    return prompt

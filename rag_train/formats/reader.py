@@ -22,10 +22,15 @@ def prompt(question: str, passages: Sequence[Passage] = (), *, reason: bool = Fa
 
 
 def render(question: str, answer: str, passages: Sequence[Passage] = (), *, reasoning: str = "") -> list[Segment]:
-    """Return a complete transcript with its prompt as segments; used to train the mini model."""
-    head = prompt(question, passages, reason=bool(reasoning))
+    """Return a transcript as three segments: the prompt, the marker that begins the reply, and the reply."""
+    marker = THOUGHT if reasoning else FINAL
+    head = prompt(question, passages, reason=bool(reasoning)).removesuffix(marker)
     tail = f" {one_line(reasoning)}\n{FINAL} {one_line(answer)}\n" if reasoning else f" {one_line(answer)}\n"
-    return [Segment(text=head, trained=False), Segment(text=tail, trained=True)]
+    return [
+        Segment(text=head, trained=False),
+        Segment(text=marker, trained=False),
+        Segment(text=tail, trained=True),
+    ]
 
 
 def parse(text: str) -> tuple[str, str | None]:

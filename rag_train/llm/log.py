@@ -60,6 +60,13 @@ def starting(engine: str, model: str) -> Iterator[None]:
 
 
 @contextmanager
+def quiet() -> Iterator[None]:
+    """Write what libraries print to the log file; only `rag_train.progress.console` reaches the terminal."""
+    with _redirected(log_file()):
+        yield
+
+
+@contextmanager
 def _redirected(log: TextIO) -> Iterator[None]:
     """Send standard output and standard error to ``log``, at the level of Python and of file descriptors."""
     sys.stdout.flush()

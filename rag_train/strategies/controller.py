@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rag_train.formats import deeprag
 from rag_train.llm.base import Sampling
@@ -17,6 +17,8 @@ class Move:
 
     subquery: str | None = None
     answer: str | None = None
+    text: str = ""
+    """The line that the model wrote."""
 
 
 @dataclass(frozen=True)
@@ -27,34 +29,40 @@ class Controller:
         log: the engine.
         prompt: the prompt with the question, before the transcript.
         max_tokens: maximum number of tokens of a line.
+        guided: whether decoding is restricted to the format's lines, for models that do not write them by
+            themselves.
     """
 
     log: CallLog
     prompt: str
     max_tokens: int = 64
+    guided: bool = False
 
     async def next_move(self, steps: Sequence[Step]) -> Move:
         """Generate the next line, "Follow up:" or "So the final answer is:" (section 3.1, termination decision)."""
-        text = await self._line("subquery", deeprag.text_of(steps))
+        text = await self._line("subquery", deeprag.text_of(steps), deeprag.MOVE)
         parsed = deeprag.parse(text)
-        return Move(subquery=parsed.open_subquery, answer=parsed.answer)
+        return Move(subquery=parsed.open_subquery, answer=parsed.answer, text=text)
 
     async def parametric(self, steps: Sequence[Step], subquery: str, sample: Sampling | None = None) -> str:
         """Answer the subquery from parametric knowledge."""
         text = deeprag.text_of(steps) + deeprag.parametric_prompt(subquery)
-        return deeprag.one_line(await self._line("parametric", text, sample))
+        return deeprag.one_line(await self._line("parametric", text, deeprag.ANSWER, sample))
 
     async def retrieved(
         self, steps: Sequence[Step], subquery: str, passages: Sequence[Passage], sample: Sampling | None = None
     ) -> str:
         """Answer the subquery from the passages."""
         text = deeprag.text_of(steps) + deeprag.retrieved_prompt(subquery, passages)
-        return deeprag.one_line(await self._line("retrieved", text, sample))
+        return deeprag.one_line(await self._line("retrieved", text, deeprag.ANSWER, sample))
 
     async def final(self, steps: Sequence[Step]) -> str | None:
         """Force the final answer; None if the model writes an empty line."""
-        return deeprag.one_line(await self._line("final", deeprag.text_of(steps) + deeprag.FINAL)) or None
+        text = deeprag.text_of(steps) + deeprag.FINAL
+        return deeprag.one_line(await self._line("final", text, deeprag.ANSWER)) or None
 
-    async def _line(self, module: str, text: str, sample: Sampling | None = None) -> str:
+    async def _line(self, module: str, text: str, pattern: str, sample: Sampling | None = None) -> str:
         sampling = sample or Sampling(max_tokens=self.max_tokens, stop=tuple(deeprag.STOP_LINE))
+        if self.guided:
+            sampling = replace(sampling, regex=pattern)
         return (await self.log.complete(module, self.prompt + text, sampling)).text

@@ -7,7 +7,7 @@ transcript itself. A token belongs to the segment in which it starts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,9 +45,10 @@ def sft_rows(
     """Read the SFTRecords in ``path`` as rows of ``input_ids`` and ``labels`` (``IGNORE`` where masked).
 
     The prompt and the segments that the program writes are masked (DeepRAG, section 3.3). The end-of-text token is
-    appended and trained. An example longer than ``max_tokens`` is shortened: whole trailing segments are removed,
-    so that it ends with a trained segment, and no end-of-text token follows. With ``balance``, every task gets an
-    equal share of the same total number of examples. Raises UserError if a line is not valid or no example is left.
+    appended and trained if the record is complete. An example longer than ``max_tokens`` is shortened: whole
+    trailing segments are removed, so that it ends with a trained segment, and no end-of-text token follows. With
+    ``balance``, every task gets an equal share of the same total number of examples. Raises UserError if a line is
+    not valid or no example is left.
     """
     by_task: dict[str, list[tuple[list[int], list[int], bool]]] = {}
     report = DataReport()
@@ -58,7 +59,7 @@ def sft_rows(
             report.untrained += 1
             continue
         prompt = as_turn(tokenizer, record.prompt) if chat else record.prompt
-        row = _fit(tokenizer, prompt, record.segments, max_tokens)
+        row = _fit(tokenizer, prompt, record, max_tokens)
         if row is None:
             report.too_long += 1
             continue
@@ -119,15 +120,17 @@ def dpo_rows(
 
 
 def _fit(
-    tokenizer: Any, prompt: str, segments: Sequence[Segment], max_tokens: int
+    tokenizer: Any, prompt: str, record: SFTRecord, max_tokens: int
 ) -> tuple[list[int], list[int], bool] | None:
     """Return ids, labels and whether all trained segments fit in ``max_tokens``; None if none of them fits."""
-    head = Segment(text=prompt, trained=False)
+    head, segments = Segment(text=prompt, trained=False), record.segments
     for count in range(len(segments), 0, -1):
         if not segments[count - 1].trained:
             continue
         whole = not any(segment.trained for segment in segments[count:])
-        [(ids, labels)] = encode_segments(tokenizer, [[head, *segments[:count]]], append_eos=whole)
+        [(ids, labels)] = encode_segments(
+            tokenizer, [[head, *segments[:count]]], append_eos=whole and record.complete
+        )
         if len(ids) <= max_tokens:
             return ids, labels, whole
     return None

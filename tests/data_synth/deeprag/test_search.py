@@ -1,13 +1,15 @@
 """Algorithm 1 against exhaustive search: the kept trajectory, the order of the nodes, and the number of calls."""
 
 import asyncio
+import re
 from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fakes import OnePassage, TreeModel
+from support.fakes import OnePassage, Says, TreeModel
 
-from rag_train.data_synth.deeprag.search import SearchConfig, TreeSearch, leaves
+from rag_train.data_synth.deeprag.search import SearchConfig, TreeSearch, leaves, nodes
+from rag_train.llm.base import Completion, Sampling
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Question
 
@@ -49,3 +51,33 @@ def test_expands_nodes_in_order_of_retrievals():
             if prompt.endswith("\n"):
                 seen.append((seed, prompt.count("Let's search")))
     assert seen == sorted(seen)
+
+
+def test_keeps_lines_that_fit_no_format():
+    async def run():
+        searcher = TreeSearch(Says("I think it is Lima."), AsyncRetriever(OnePassage()), SearchConfig())  # pyright: ignore
+        return await searcher.search(QUESTION, PROMPT)
+
+    result = asyncio.run(run())
+    assert result.best is None and [node.unparsed for node in nodes(result.root)] == ["I think it is Lima."]
+
+
+def test_guided_search_restricts_every_line_and_finds_the_same():
+    """Every text of the model is a line of the format already, so that the restriction changes nothing."""
+    patterns: list[tuple[str, str | None]] = []
+
+    class Guided(TreeModel):
+        async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+            completion = await super().complete(prompt, sampling)
+            patterns.append((completion.text, sampling.regex))
+            return completion
+
+    async def run(guided: bool):
+        searcher = TreeSearch(Guided(3), AsyncRetriever(OnePassage()), SearchConfig(guided=guided))  # pyright: ignore
+        return await searcher.search(QUESTION, PROMPT)
+
+    free, guided = asyncio.run(run(False)), asyncio.run(run(True))
+    assert free.root == guided.root
+    half = len(patterns) // 2
+    assert {pattern for _, pattern in patterns[:half]} == {None}
+    assert all(re.fullmatch(pattern or "", text.rstrip("\n") + "\n") for text, pattern in patterns[half:])

@@ -19,8 +19,10 @@ documents = st.lists(st.tuples(texts, st.booleans()), min_size=1, max_size=8)
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(documents, min_size=1, max_size=4), st.integers(1, 60))
-def test_truncated_example_ends_with_trained_segment(parts: list[list[tuple[str, bool]]], max_tokens: int):
+@given(st.lists(documents, min_size=1, max_size=4), st.integers(1, 60), st.booleans())
+def test_truncated_example_ends_with_trained_segment(
+    parts: list[list[tuple[str, bool]]], max_tokens: int, complete: bool
+):
     records = [
         SFTRecord(
             id=str(i),
@@ -28,6 +30,7 @@ def test_truncated_example_ends_with_trained_segment(parts: list[list[tuple[str,
             completion="".join(text for text, _ in document),
             segments=[Segment(text=text, trained=trained) for text, trained in document],
             source="gold",
+            complete=complete,
         )
         for i, document in enumerate(parts)
     ]
@@ -45,7 +48,7 @@ def test_truncated_example_ends_with_trained_segment(parts: list[list[tuple[str,
     for record, (count, whole) in ((r, fit) for r, fit in zip(trained, fits, strict=True) if fit):
         row = next(kept)
         text = record.prompt + "".join(segment.text for segment in record.segments[:count])
-        end = "<|end|>" if whole else ""
+        end = "<|end|>" if whole and complete else ""
         assert "".join(stretch for _, stretch in stretches(row["input_ids"], row["labels"])) == text + end
         assert len(row["input_ids"]) <= max_tokens
         shortened += not whole
@@ -64,7 +67,7 @@ def _longest(record: SFTRecord, max_tokens: int) -> tuple[int, bool] | None:
     for count, segment in enumerate(record.segments, 1):
         whole = not any(later.trained for later in record.segments[count:])
         text = record.prompt + "".join(kept.text for kept in record.segments[:count])
-        size = len(TOKENIZER(text, add_special_tokens=False).input_ids) + whole
+        size = len(TOKENIZER(text, add_special_tokens=False).input_ids) + (whole and record.complete)
         if segment.trained and size <= max_tokens:
             best = count, whole
     return best

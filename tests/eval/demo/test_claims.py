@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rag_train.eval.demo.claims import PairedClaim, clusters, pooled
 from rag_train.eval.metrics.intervals import Interval
 from rag_train.eval.metrics.scores import score
-from rag_train.eval.miniworld.claims import PairedClaim, clusters, pooled
 from rag_train.schema import GoldStep, Question, Trajectory
 
 

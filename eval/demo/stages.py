@@ -1,4 +1,4 @@
-"""DeepRAG's two stages in the mini world: the search that makes a stage's data, and the training on it.
+"""DeepRAG's stages: making the data of a stage, and training on it.
 
 The demo and the lab run the same two functions, each with its own settings: the demo trains on padded batches and
 pairs, the lab on packed rows and trees.
@@ -19,9 +19,14 @@ from rag_train.training.recipe import TrainRecipe
 from rag_train.training.result import TrainResult
 from rag_train.training.run import train
 
+Data = Literal["cold_start", "sft", "pairs"]
+"""Kinds of data (`DeepRAGRecipe.stage`)."""
+Stage = Literal["sft", "dpo"]
+"""Kinds of training (`TrainRecipe.stage`)."""
+
 
 async def search(
-    stage: Literal["sft", "pairs"],
+    stage: Data,
     model: Path,
     questions: Sequence[Question],
     output: Path,
@@ -49,9 +54,7 @@ async def search(
     return output
 
 
-def fine_tune(
-    stage: Literal["sft", "dpo"], model: Path, data: Path, output: Path, seed: int, **settings: Any
-) -> TrainResult:
+def fine_tune(stage: Stage, model: Path, data: Path, output: Path, seed: int, **settings: Any) -> TrainResult:
     """Train ``model`` on ``data`` and write it to ``output``; ``settings`` are more keys of the `TrainRecipe`."""
     recipe = TrainRecipe(
         stage=stage, model=str(model), data=data, output_dir=str(output), seed=seed, max_tokens=1024, **settings

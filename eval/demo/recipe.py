@@ -1,0 +1,89 @@
+"""Recipe of the demo: sizes and settings of its stages, and the world in which it takes place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rag_train.data_synth.deeprag.search import SearchConfig
+from rag_train.errors import UserError
+from rag_train.miniworld.pretrain import PretrainConfig
+from rag_train.miniworld.world import WorldConfig
+from rag_train.training.recipe import LoraRecipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRecipe:
+    """Settings of one stage's training; all others have the defaults of `rag_train.training.recipe`."""
+
+    questions: int
+    """Training questions from which the stage's data is made."""
+    lr: float
+    """Peak learning rate."""
+    epochs: float
+    """Passes over the data."""
+    batch_size: int
+    """Examples per optimizer step."""
+    lora: LoraRecipe | None = None
+    """Train adapters, and merge them into the weights. null: train all parameters."""
+    pack_tokens: int | None = None
+    """sft: pack examples into rows of up to this many tokens; null: padded batches."""
+    layout: Literal["pairs", "tree"] = "pairs"
+    """dpo: how pairs are batched (see `rag_train.training.recipe.DPORecipe`)."""
+    beta: float = 0.4
+    """dpo: weight of the penalty for departing from the reference model."""
+    sft_weight: float = 0.0
+    """dpo: weight of an additional imitation loss on the chosen snippet."""
+    balance: bool = False
+    """dpo: train on equally many pairs for each decision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiniWorldRecipe:
+    """The mini world: made-up facts, and a model trained from scratch that knows a part of them."""
+
+    world: WorldConfig = field(default_factory=WorldConfig)
+    """The world; the demo's seed replaces its seed."""
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+    """The mini model's pretraining; the demo's seed replaces its seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtlasRecipe:
+    """The atlas: real facts, and a pretrained model whose knowledge of them is measured."""
+
+    model: str = "smollm2"
+    """Starting model: smollm2 (fetched with `rag-train model`), a checkpoint directory, or a Hub name."""
+    retrieve_share: float = 0.6
+    """Probability that a step of a cold-start example retrieves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoRecipe:
+    """Sizes and settings of the demo."""
+
+    atlas: AtlasRecipe | None = None
+    """Run in the atlas. Exactly one of atlas and miniworld is given."""
+    miniworld: MiniWorldRecipe | None = None
+    """Run in the mini world."""
+    cold_start: StageRecipe | None = None
+    """Training on gold decompositions before Stage I, for models that do not write the format; null: none."""
+    stage1: StageRecipe
+    """Imitation learning."""
+    stage2: StageRecipe
+    """Chain of calibration."""
+    test_questions: int = 300
+    """Multi-hop questions to answer."""
+    split: str = "test"
+    """Split of the questions to answer: dev to choose settings, test to report."""
+    search: SearchConfig = field(default_factory=SearchConfig)
+    """The tree search (DeepRAG, Algorithm 1)."""
+
+    def __post_init__(self) -> None:
+        if (self.atlas is None) == (self.miniworld is None):
+            raise UserError("demo: give one of the sections atlas and miniworld; write atlas: {} for its defaults")
+
+    @property
+    def first_stage(self) -> str:
+        """Name in the tables of the model before Stage I."""
+        return "base" if self.cold_start is None else "cold start"

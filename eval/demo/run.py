@@ -1,0 +1,324 @@
+"""The demo: DeepRAG end to end, from a starting model to a page of results.
+
+Per seed: a cold start if the model needs it, the search of its knowledge boundary, Stage I (imitation), Stage II
+(calibration), and the evaluation of every stage. The demo uses the same engine, index and trainers as any other
+run. Steps that were completed earlier under the same recipe are read from the work directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rag_train.eval.demo.claims import MARGIN, PairedClaim, clusters, pooled
+from rag_train.eval.demo.recipe import DemoRecipe, StageRecipe
+from rag_train.eval.demo.stages import Data, Stage, fine_tune, search
+from rag_train.eval.demo.world import Known, open_world
+from rag_train.eval.matrix.answers import Answers
+from rag_train.eval.matrix.tables import decision_table, hops_table, main_table
+from rag_train.eval.metrics.boundary import DecisionCounts, fact_counts, paired_bootstrap_mcc
+from rag_train.eval.metrics.intervals import paired_bootstrap
+from rag_train.eval.metrics.scores import Metric, Score, score
+from rag_train.eval.metrics.summary import RunSummary, pool, summarize
+from rag_train.eval.pages.results import (
+    Claim,
+    Curve,
+    Example,
+    Provenance,
+    ReportData,
+    Series,
+    Timing,
+    save_results,
+    write_report,
+)
+from rag_train.llm.vllm import VLLMEngine
+from rag_train.progress import console
+from rag_train.provenance import code_version, machine
+from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.schema import Question, Trajectory
+from rag_train.strategies.base import Kit
+from rag_train.training.recipe import DPORecipe, SFTRecipe
+from rag_train.training.result import TrainResult
+
+LAST = "stage 2"
+"""Name of the last stage in the tables."""
+
+
+@dataclass
+class SeedResult:
+    """Results of one seed. ``trajectories`` is keyed by "strategy, stage"; ``known`` by subquery."""
+
+    runs: list[RunSummary]
+    trajectories: dict[str, list[Trajectory]]
+    questions: list[Question]
+    known: Known
+    curves: list[Curve]
+    timings: dict[str, float]
+
+
+def run_demo(
+    recipe: DemoRecipe, seeds: Sequence[int], work: Path, output: Path, *, scratch: bool = False
+) -> ReportData:
+    """Run every seed, write ``demo.json`` and ``demo.html`` to ``output``, and print the tables."""
+    start = time.perf_counter()
+    results = [asyncio.run(_run_seed(recipe, seed, work, scratch)) for seed in seeds]
+    runs = [run for result in results for run in result.runs]
+    first = results[0]
+    decided = claims(results, recipe.first_stage)
+    data = ReportData(
+        title=f"DeepRAG in the {'atlas' if recipe.atlas else 'mini world'}",
+        summary=_summary(recipe, seeds, results),
+        claims=[Claim(text=claim.text, held=claim.held, evidence=claim.evidence) for claim in decided],
+        runs=runs,
+        curves=first.curves,
+        timings=[
+            Timing(part=part, seconds=sum(result.timings[part] for result in results)) for part in first.timings
+        ]
+        + [Timing(part="everything", seconds=time.perf_counter() - start)],
+        examples=_examples(first, (recipe.first_stage, "stage 1", LAST)),
+        provenance=_provenance(recipe, seeds),
+    )
+    output.mkdir(parents=True, exist_ok=True)
+    save_results(output / "demo.json", data)
+    write_report(output / "demo.html", data)
+    summaries = pool(runs)
+    for table in (main_table(summaries), decision_table(summaries), hops_table(summaries)):
+        console.print(table)
+    for claim in decided:
+        console.print(claim.line())
+    console.print(f"wrote {output / 'demo.html'} and demo.json in {time.perf_counter() - start:.0f} s")
+    return data
+
+
+async def _run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) -> SeedResult:
+    began = time.perf_counter()
+    key = hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode()).hexdigest()[:8]
+    folder = work / f"seed{seed}-{key}"
+    world = open_world(recipe, seed, folder, work, scratch)
+    retriever = AsyncRetriever(world.index)
+    timings = {"world, index and starting model": time.perf_counter() - began}
+    step = _timer(timings, seed)
+    known: Known = {}
+    trajectories: dict[str, list[Trajectory]] = {}
+    summaries: list[RunSummary] = []
+    first = recipe.first_stage
+    questions = iter(world.train)
+
+    @asynccontextmanager
+    async def serving(model: Path) -> AsyncIterator[VLLMEngine]:
+        with step("engine starts"):
+            engine = VLLMEngine.start(str(model), seed=seed, **world.engine)
+        try:
+            yield engine
+        finally:
+            await engine.aclose()
+
+    async def answer(engine: VLLMEngine, stage: str, model: Path, strategies: Sequence[str]) -> None:
+        with step(f"answering, {stage}"):
+            for name in strategies:
+                kit = Kit(engine, retriever, instructions=name in world.instructed)
+                kept = Answers(folder / "answers", name, {"model": str(model)})
+                trajectories[f"{name}, {stage}"] = await kept.ask(kit, world.asked)
+        for name in strategies:
+            summaries.append(
+                summarize(
+                    world.asked,
+                    trajectories[f"{name}, {stage}"],
+                    strategy=name,
+                    stage=stage,
+                    seed=seed,
+                    cot=trajectories[f"cot, {first}"],
+                    known=known if name.startswith("deeprag") else None,
+                )
+            )
+
+    async def make_data(engine: VLLMEngine, data: Data, model: Path, settings: StageRecipe, **more: Any) -> Path:
+        sample = list(itertools.islice(questions, settings.questions))
+        output, corpus = folder / f"{data}.jsonl", world.index.corpus_sha256
+        with step(f"data, {data}"):
+            return await search(
+                data, model, sample, output, seed, engine, retriever, corpus, search=recipe.search, **more
+            )
+
+    def train(stage: Stage, settings: StageRecipe, model: Path, data: Path, name: str) -> TrainResult:
+        with step(f"training, {name}"):
+            return _train(stage, settings, model, data, folder / name.replace(" ", ""), seed)
+
+    async def begin(engine: VLLMEngine, model: Path) -> Path:
+        """Evaluate the first stage and search its boundary."""
+        await answer(engine, first, model, ["cot", "direct", "rag", "deeprag", "deeprag-retrieve"])
+        return await make_data(engine, "sft", model, recipe.stage1)
+
+    start, curves = world.model, list(world.curves)
+    async with serving(start) as engine:
+        with step("knowledge"):
+            known |= await world.known(engine, folder / "known.jsonl")
+        if recipe.cold_start is not None:
+            examples = await make_data(engine, "cold_start", start, recipe.cold_start, cold_start=world.cold_start)
+        else:
+            records = await begin(engine, start)
+    if recipe.cold_start is not None:
+        cold = train("sft", recipe.cold_start, start, examples, "cold start")
+        curves.append(_curve("Cold start", cold, "loss"))
+        start = Path(cold.output_dir)
+        async with serving(start) as engine:
+            records = await begin(engine, start)
+    stage1 = train("sft", recipe.stage1, start, records, "stage 1")
+    async with serving(folder / "stage1") as engine:
+        await answer(engine, "stage 1", folder / "stage1", ["deeprag"])
+        pairs = await make_data(engine, "pairs", folder / "stage1", recipe.stage2)
+    stage2 = train("dpo", recipe.stage2, folder / "stage1", pairs, LAST)
+    async with serving(folder / "stage2") as engine:
+        await answer(engine, LAST, folder / "stage2", ["deeprag", "deeprag-retrieve", "deeprag-parametric"])
+    curves.append(_curve("Stage I, imitation learning", stage1, "loss"))
+    curves.append(_curve("Stage II, chain of calibration", stage2, "loss", "rewards/margins"))
+    return SeedResult(summaries, trajectories, world.asked, known, curves, timings)
+
+
+def _train(stage: Stage, settings: StageRecipe, model: Path, data: Path, output: Path, seed: int) -> TrainResult:
+    packed = settings.pack_tokens is not None
+    batch = 1 if packed else math.gcd(settings.batch_size, 4)  # small batches need little memory
+    return fine_tune(
+        stage,
+        model,
+        data,
+        output,
+        seed,
+        lr=settings.lr,
+        epochs=settings.epochs,
+        batch_size=batch,
+        gradient_accumulation=settings.batch_size // batch,
+        balance=settings.balance,
+        lora=settings.lora,
+        save_steps=100,
+        logging_steps=5,
+        sft=SFTRecipe(pack_tokens=settings.pack_tokens) if stage == "sft" else None,
+        dpo=_dpo(settings) if stage == "dpo" else None,
+    )
+
+
+def _dpo(settings: StageRecipe) -> DPORecipe:
+    return DPORecipe(beta=settings.beta, sft_weight=settings.sft_weight, layout=settings.layout)
+
+
+def _timer(timings: dict[str, float], seed: int) -> Callable[[str], Any]:
+    """Return a context manager that announces a part of the run and adds its seconds to ``timings``."""
+
+    @contextmanager
+    def step(part: str):
+        console.print(f"[bold]{part}[/bold] (seed {seed})")
+        start = time.perf_counter()
+        yield
+        timings[part] = timings.get(part, 0.0) + time.perf_counter() - start
+
+    return step
+
+
+def claims(results: Sequence[SeedResult], first: str) -> list[PairedClaim]:
+    """Return the paper's claims (Tables 1 to 3, Figure 5), decided over the questions of all seeds.
+
+    The baselines ran on the model of stage ``first``.
+    """
+    about = clusters([result.questions for result in results])
+
+    def scores(name: str) -> list[Score]:
+        return pooled([score(result.questions, result.trajectories[name]) for result in results])
+
+    def decisions(name: str) -> list[DecisionCounts]:
+        return [c for result in results for c in fact_counts(result.trajectories[name], result.known)]
+
+    def claim(text: str, lower: str, higher: str, metric: Metric, unit: str, margin: float = 0.0) -> PairedClaim:
+        difference = paired_bootstrap(scores(lower), scores(higher), metric, about)
+        return PairedClaim(text, difference, unit, margin)
+
+    ours, always = f"deeprag, {LAST}", f"deeprag-retrieve, {LAST}"
+    mcc = paired_bootstrap_mcc(decisions("deeprag, stage 1"), decisions(ours), about)
+    return [
+        claim("DeepRAG answers better than direct answering", f"direct, {first}", ours, "em", "exact match"),
+        claim("DeepRAG answers better than vanilla RAG", f"rag, {first}", ours, "em", "exact match"),
+        claim("Retrieve-only retrieves more than DeepRAG", ours, always, "retrievals", "retrievals a question"),
+        claim(
+            f"DeepRAG is no less accurate than retrieve-only, to within {MARGIN:.0%}",
+            always,
+            ours,
+            "em",
+            "exact match",
+            MARGIN,
+        ),
+        PairedClaim("Stage II improves the MCC of the decisions over Stage I", mcc, "MCC"),
+    ]
+
+
+def _curve(title: str, result: TrainResult, *keys: str) -> Curve:
+    """Return the logged ``keys`` of a training as a plot."""
+    names = {"loss": "loss", "rewards/margins": "margin"}
+    series = [
+        Series(
+            name=names[key],
+            x=[float(entry["step"]) for entry in result.losses if key in entry],
+            y=[float(entry[key]) for entry in result.losses if key in entry],
+        )
+        for key in keys
+    ]
+    return Curve(title=title, x_label="step", y_label=", ".join(names[key] for key in keys), series=series)
+
+
+def _examples(result: SeedResult, stages: Sequence[str], count: int = 6) -> list[Example]:
+    """Return the first question of each type and number of hops, with the trajectories of every stage."""
+    chosen: dict[tuple[str, int | None], int] = {}
+    for i, question in enumerate(result.questions):
+        chosen.setdefault((question.type, question.hops), i)
+    names = [f"deeprag, {stage}" for stage in stages]
+    return [
+        Example(
+            question=result.questions[i],
+            trajectories={name: result.trajectories[name][i] for name in names},
+            known={
+                step.subquery: result.known[step.subquery]
+                for name in names
+                for step in result.trajectories[name][i].steps
+                if step.subquery in result.known
+            },
+        )
+        for i in list(chosen.values())[:count]
+    ]
+
+
+def _summary(recipe: DemoRecipe, seeds: Sequence[int], results: Sequence[SeedResult]) -> str:
+    facts = [known for result in results for known in result.known.values()]
+    share = f"{sum(facts) / len(facts):.0%}" if facts else "none"
+    if recipe.miniworld is not None:
+        model = f"A {recipe.miniworld.pretrain.layers}-layer language model trained from scratch in a made-up world"
+        knowledge = f"It knows {recipe.miniworld.world.known_share:.0%} of the facts."
+    else:
+        assert recipe.atlas is not None
+        model = f"{recipe.atlas.model} and real facts about places and elements"
+        knowledge = f"Of the facts behind the questions that it answers consistently, it knows {share}."
+    return (
+        f"{model}. {knowledge} Tree search explores this knowledge boundary, which the model then learns by "
+        f"imitation (Stage I) and by calibration (Stage II). {recipe.test_questions} multi-hop {recipe.split} "
+        f"questions, {len(seeds)} seed{'s' if len(seeds) > 1 else ''}."
+    )
+
+
+def _provenance(recipe: DemoRecipe, seeds: Sequence[int]) -> Provenance:
+    import yaml
+
+    info = machine()
+    hardware = ("processor", "cores", "memory_gib", "system")
+    return Provenance(
+        machine=", ".join(f"{name} {info[name]}" for name in hardware if name in info),
+        code_version=code_version(),
+        versions={name: value for name, value in info.items() if name not in hardware},
+        seeds=list(seeds),
+        recipe=yaml.safe_dump(json.loads(json.dumps(asdict(recipe))), sort_keys=False),
+    )

