@@ -92,6 +92,13 @@ class Step(Record):
     node: str = ""
     """Name of the step, such as the node ``Q2.1`` of a plan or an entity of an outline."""
 
+    @property
+    def sent(self) -> list[str]:
+        """The queries that this step sent to a retriever."""
+        if self.decision is Decision.PARAMETRIC:
+            return []
+        return [query for query in self.queries or [self.subquery] if query.strip()]
+
 
 class PlanNode(Record):
     """A subquery of a plan (PlanRAG, section 4.1).
@@ -141,7 +148,7 @@ class Trajectory(Record):
     @property
     def retrievals(self) -> int:
         """Number of queries sent to a retriever."""
-        return sum(max(1, len(s.queries)) for s in self.steps if s.decision is Decision.RETRIEVE)
+        return sum(len(step.sent) for step in self.steps)
 
     @property
     def critical_path(self) -> int:
@@ -150,8 +157,12 @@ class Trajectory(Record):
 
     @property
     def rounds(self) -> int:
-        """Number of sequential steps; the steps of a round count once (HANRAG, section 5.2)."""
-        return len({i if step.round is None else f"round {step.round}" for i, step in enumerate(self.steps)})
+        """Number of retrieval-generation cycles in sequence (HANRAG, section 5; DualRAG, appendix H.2).
+
+        Steps of the same round count once, and steps that sent no query do not count.
+        """
+        searched = [(i, step.round) for i, step in enumerate(self.steps) if step.sent]
+        return len({i if round is None else f"round {round}" for i, round in searched})
 
 
 class Segment(Record):

@@ -29,7 +29,6 @@ from rag_train.strategies.baselines import (
     rq_rag,
     selfrag,
     taare,
-    two_hop,
     uar,
 )
 
@@ -50,7 +49,6 @@ def gold_records(
     _ircot(out, question, passages_by_query)
     if question.type == "compound":  # HANRAG's compound questions, on which it is not compared with the rest
         return out
-    _two_hop(out, question, first)
     _itrg(out, question, everything)
     _resp(out, question, passages_by_query)
     _genground(out, question, passages_by_query)
@@ -106,12 +104,6 @@ def _readers(out: Examples, question: Question, first: list[Passage], everything
         if len(_answerable(question, passages)) == len(question.decomposition):
             for name, thought in (("read", ""), ("reason", reasoning)):
                 out.write("reader", reader.render(text, answer, passages, reasoning=thought), f"{place}/{name}")
-
-
-def _two_hop(out: Examples, question: Question, first: list[Passage]) -> None:
-    steps = question.decomposition
-    if len(steps) > 1 and _can_answer(steps[0], first):
-        out.add(two_hop.FOLLOW, [("Context", first), ("Question", question.question)], steps[1].subquery)
 
 
 def _ircot(out: Examples, question: Question, passages_by_query: Mapping[str, list[Passage]]) -> None:
@@ -245,7 +237,7 @@ def _rankrag(out: Examples, question: Question, first: list[Passage]) -> None:
 
 def _rq_rag(out: Examples, question: Question, passages_by_query: Mapping[str, list[Passage]]) -> None:
     """Each of the three query refinements asks for the next hop, because no question is ambiguous."""
-    text = f"Question: {question.question}\n"
+    text = rq_rag.turns(question.question, "", False)
     passages: list[Passage] = []
     for i, step in enumerate(question.decomposition[: rq_rag.RQRAG.depth]):
         for action in rq_rag.ACTIONS:
@@ -253,8 +245,8 @@ def _rq_rag(out: Examples, question: Question, passages_by_query: Mapping[str, l
         passages = [*passages, *passages_by_query[step.subquery]]
         if not _can_answer(step, passages):
             return
-        context = deeprag.context_lines(passages_by_query[step.subquery])
-        text += f"{rq_rag.ACTIONS[i % 3]} {step.subquery}{rq_rag.END}\n{context}"
+        found = rq_rag.evidence(passages_by_query[step.subquery])
+        text += f"{rq_rag.ACTIONS[i % 3]} {step.subquery}{rq_rag.END}{found}"
     if len(_answerable(question, passages)) == len(question.decomposition):
         out.write("rq_rag", [(text + rq_rag.RESPONSE, False), (f" {question.answers[0]}\n", True)], "end")
 

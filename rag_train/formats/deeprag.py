@@ -125,6 +125,7 @@ class Parsed:
     """The content of a transcript."""
 
     steps: list[Step] = field(default_factory=list)
+    """Steps in order; the answer of a step that was left without one is empty."""
     answer: str | None = None
     """Final answer; None if there is none."""
     open_subquery: str | None = None
@@ -164,7 +165,7 @@ def parse(text: str) -> Parsed:
         if kind == "final":
             if out.open_subquery is not None:
                 out.problems.append(f"line {number}: final answer inside an unanswered step")
-                out.open_subquery, out.wants_search = None, False
+                close("")
             if body:
                 out.answer = body
             else:
@@ -173,7 +174,7 @@ def parse(text: str) -> Parsed:
         if kind == "follow":
             if out.open_subquery is not None:
                 out.problems.append(f"line {number}: the previous subquery has no answer")
-                passages.clear()
+                close("")
             out.open_subquery, out.wants_search = body or None, False
             if not body:
                 out.problems.append(f"line {number}: empty subquery")

@@ -8,12 +8,14 @@ So the final answer is: <answer>
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rag_train.formats.deeprag import FINAL, context_lines, one_line, question_prompt
 from rag_train.schema import Passage, Segment
 
 THOUGHT = "Thought:"
+_FINAL = re.compile(r"so the final answer is\s*:", re.IGNORECASE)
 
 
 def prompt(question: str, passages: Sequence[Passage] = (), *, reason: bool = False) -> str:
@@ -35,8 +37,6 @@ def render(question: str, answer: str, passages: Sequence[Passage] = (), *, reas
 
 def parse(text: str) -> tuple[str, str | None]:
     """Split a continuation into (reasoning, answer); the answer is None if the model gave no answer."""
-    head, found, tail = text.partition(FINAL)
-    if not found:
-        return one_line(text), None
-    lines = tail.strip().splitlines()
+    head, *tail = _FINAL.split(text, maxsplit=1)
+    lines = "".join(tail).strip().splitlines()
     return one_line(head), one_line(lines[0]) if lines else None

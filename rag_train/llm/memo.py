@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextvars import ContextVar
 
 from rag_train.llm.base import LLM, Completion, Sampling
@@ -19,14 +20,18 @@ class CallLog:
     Two calls are identical if their prompt and all sampling parameters are equal, including the seed.
     """
 
-    def __init__(self, llm: LLM, calls: list[LLMCall] | None = None):
+    def __init__(self, llm: LLM, calls: list[LLMCall] | None = None, allow: Callable[[], None] | None = None):
+        """``allow`` is called before each call that is not a repetition, and may raise an error to prevent it."""
         self._llm = llm
+        self._allow = allow
         self._made: dict[tuple[str, Sampling], tuple[asyncio.Task[Completion], int]] = {}
         self.calls = [] if calls is None else calls
 
     async def complete(self, module: str, prompt: str, sampling: Sampling) -> Completion:
         """Continue ``prompt``; the call's tokens are counted under ``module``, a part of the strategy."""
         task, order = self._made.get((prompt, sampling), (None, call_depth.get() + 1))
+        if task is None and self._allow:
+            self._allow()
         call_depth.set(max(call_depth.get(), order))
         if task is None:
             task = asyncio.create_task(self._llm.complete(prompt, sampling))

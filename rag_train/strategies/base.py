@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 from rag_train.formats import reader
 from rag_train.formats.deeprag import FINAL, one_line
@@ -16,7 +17,7 @@ from rag_train.formats.tasks import Fields, Task
 from rag_train.llm.base import LLM, Completion, Sampling
 from rag_train.llm.memo import CallLog, call_depth
 from rag_train.retrieval.batching import AsyncRetriever
-from rag_train.schema import Decision, LLMCall, Passage, Question, Step, Trajectory
+from rag_train.schema import Decision, LLMCall, Passage, Plan, Question, Step, Trajectory
 
 if TYPE_CHECKING:
     from rag_train.retrieval.rerank import Reranker  # needs an optional extra
@@ -39,6 +40,16 @@ class Ask(NamedTuple):
 asked: ContextVar[list[Ask | None] | None] = ContextVar("asked", default=None)
 """List that collects the modules' asks during `Strategy.answer`, in the order in which they begin. None stands for
 an ask that was not answered."""
+
+
+REASONING = Sampling(max_tokens=256, stop=("\nQuestion:",))
+ANSWER_LINE = Sampling(max_tokens=64, stop=("\n",))
+CONCLUDING_PASSAGES = 15
+"""Maximum number of found passages that are read when the budget is spent."""
+
+
+class BudgetSpent(Exception):
+    """The question's budget does not allow another call or retrieval."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,8 @@ class Strategy(ABC):
     """Base class of the inference strategies, which answer one question per call.
 
     Many calls can run at the same time: the engine and the retriever batch them. The fields of a subclass are its
-    settings.
+    settings. All strategies have a budget for each question; when it is spent, one call answers from what was found
+    so far.
     """
 
     paper: ClassVar[str] = ""
@@ -82,13 +94,27 @@ class Strategy(ABC):
     _: KW_ONLY
     name: str = ""
     """Specification of the strategy, including its settings."""
+    max_calls: int | None = None
+    """Maximum number of engine calls for a question. The last one is kept for the answer from what was found."""
+    max_retrievals: int | None = None
+    """Maximum number of queries to a retriever for a question."""
+    max_question_tokens: int | None = None
+    """Number of tokens, read and written, after which no new call begins except the answer from what was found."""
 
-    @abstractmethod
     async def answer(self, question: Question) -> Trajectory:
         """Answer a question.
 
         Raises ValueError if a prompt exceeds the model's context, EngineError if a call fails.
         """
+        run = Run(self, question)
+        try:
+            return await self.solve(run)
+        except BudgetSpent as spent:
+            return await run.conclude(str(spent))
+
+    @abstractmethod
+    async def solve(self, run: Run) -> Trajectory:
+        """Answer the question of ``run``, with its calls and searches, and return ``run.done(answer)``."""
 
 
 class Run:
@@ -101,18 +127,50 @@ class Run:
         self.steps: list[Step] = []
         self.notes: dict[str, str] = {}
         self.calls: list[LLMCall] = []
+        self.plan: Plan | None = None
+        self.outline: dict[str, list[str]] = {}
+        self._budget = strategy
+        self._begun = 0
+        self._queries: list[str] = []
+        self._found: list[list[Passage]] = []
+        self._concluding = False
         self._logs: dict[str, CallLog] = {}
+
+    def cut(self, what: str) -> None:
+        """Note what a limit of the strategy has cut."""
+        self.notes["cut"] = "; ".join(filter(None, [self.notes.get("cut"), what]))
+
+    def first(self, items: Sequence[T], most: int, what: str) -> list[T]:
+        """Return the first ``most`` items, and note how many there were if there are more."""
+        if len(items) > most:
+            self.cut(f"{what}: the first {most} of {len(items)}")
+        return list(items[:most])
 
     def log(self, role: str = "") -> CallLog:
         """Return the call log of the kit's model for ``role``, or of its main model if the role has none."""
         role = role if role in self.kit.models else ""
         if role not in self._logs:
-            self._logs[role] = CallLog(self.kit.models[role] if role else self.kit.llm, self.calls)
+            self._logs[role] = CallLog(
+                self.kit.models[role] if role else self.kit.llm, self.calls, self._allow_call
+            )
         return self._logs[role]
 
+    def _allow_call(self) -> None:
+        """Count a call that is about to begin. Raise BudgetSpent if only the concluding call is left."""
+        calls, tokens = self._budget.max_calls, self._budget.max_question_tokens
+        if not self._concluding:
+            if calls is not None and self._begun + 1 >= calls:
+                raise BudgetSpent(f"max_calls={calls} reached; answered from what was found")
+            if tokens is not None and tokens <= sum(c.prompt_tokens + c.completion_tokens for c in self.calls):
+                raise BudgetSpent(f"max_question_tokens={tokens} reached; answered from what was found")
+        self._begun += 1
+
     def prompt(self, name: str, body: str, lead: str = "", role: str = "") -> str:
-        """Return a prompt: instruction ``name`` and ``body`` as the user's turn, ``lead`` as the reply's start."""
-        head = f"{instruction(name)}\n\n" if self.kit.instructions else ""
+        """Return a prompt: instruction ``name`` and ``body`` as the user's turn, ``lead`` as the reply's start.
+
+        An empty ``name`` stands for no instruction.
+        """
+        head = f"{instruction(name)}\n\n" if name and self.kit.instructions else ""
         llm = self.kit.models.get(role, self.kit.llm)
         return as_turn(llm.tokenizer, head + body) + lead
 
@@ -140,29 +198,60 @@ class Run:
     async def read(
         self, question: str, passages: Sequence[Passage] = (), *, name: str = "", reason: bool = False
     ) -> tuple[str, str | None]:
-        """Answer ``question`` from the passages in one call (see `formats.reader`); return (reasoning, answer).
+        """Answer ``question`` from the passages (see `formats.reader`); return (reasoning, answer).
 
-        ``name`` is the name of the instruction; the default is that for direct answering, reading or chain of
-        thought.
+        If the reasoning has no answer, for example because it was cut at its token limit, a second call asks for
+        the answer. ``name`` is the name of the instruction; the default is that for direct answering, reading or
+        chain of thought.
         """
         name = name or ("cot" if reason else "rag" if passages else "direct")
         marker = reader.THOUGHT if reason else FINAL
         body = reader.prompt(question, passages, reason=reason).removesuffix(marker)
-        sampling = Sampling(max_tokens=256 if reason else 64, stop=() if reason else ("\n",))
+        sampling = REASONING if reason else ANSWER_LINE
         text = (await self.complete("reader", self.prompt(name, body, marker), sampling)).text
-        return reader.parse(text if reason else FINAL + text)
+        reasoning, answer = reader.parse(text if reason else FINAL + text)
+        if answer is not None or not reason:
+            return reasoning, answer
+        self.cut("the reasoning had no final answer, which was asked for again")
+        lead = f"{marker} {reasoning}\n{FINAL}"
+        text = (await self.complete("reader", self.prompt(name, body, lead), ANSWER_LINE)).text
+        return reasoning, reader.parse(FINAL + text)[1]
 
     async def search(self, query: str, k: int | None = None, kind: str = "") -> list[Passage]:
         """Retrieve passages for ``query``; an empty query returns no passages."""
-        query = one_line(query)
-        retriever = self.kit.retrievers.get(kind, self.kit.retriever)
-        return await retriever.search(query, k or self.kit.passages) if query else []
+        return (await self.search_each([query], k, kind)).get(one_line(query), [])
 
     async def search_all(self, queries: Sequence[str], k: int | None = None, kind: str = "") -> list[Passage]:
         """Retrieve passages for all queries, interleaved by rank and without duplicates."""
+        return interleave(list((await self.search_each(queries, k, kind)).values()))
+
+    async def search_each(
+        self, queries: Sequence[str], k: int | None = None, kind: str = ""
+    ) -> dict[str, list[Passage]]:
+        """Retrieve passages for each query, by the query in one line; empty and repeated queries are left out."""
         queries = [q for q in dict.fromkeys(map(one_line, queries)) if q]
+        limit = self._budget.max_retrievals
+        allowed = queries if limit is None else queries[: limit - len(self._queries)]
+        self._queries += allowed
         retriever = self.kit.retrievers.get(kind, self.kit.retriever)
-        return interleave(await retriever.search_all(queries, k or self.kit.passages))
+        most = k or self.kit.passages
+        found = [passages[:most] for passages in await retriever.search_all(allowed, most)] if allowed else []
+        self._found += found
+        if len(allowed) < len(queries):
+            raise BudgetSpent(f"max_retrievals={limit} reached; answered from what was found")
+        return dict(zip(allowed, found, strict=True))
+
+    async def conclude(self, reason: str) -> Trajectory:
+        """Answer from the answers and passages found so far, in one call, and note ``reason``."""
+        self._concluding = True
+        self.notes["budget"] = reason
+        known = [Passage(id="", text=f"{step.subquery} {step.answer}") for step in self.steps if step.answer]
+        found = interleave(self._found)[:CONCLUDING_PASSAGES]
+        _, answer = await self.read(self.question.question, [*known, *found])
+        recorded = Counter(query for step in self.steps for query in step.sent)
+        if missing := list((Counter(self._queries) - recorded).elements()):
+            self.retrieved(self.question.question, found, answer, queries=missing)
+        return self.done(answer)
 
     def add(self, step: Step) -> Step:
         """Add a step and report it to the watcher."""
@@ -193,29 +282,39 @@ class Run:
             Step(subquery=one_line(subquery), decision=Decision.PARAMETRIC, answer=one_line(answer or ""), **more)
         )
 
-    def done(self, answer: str | None, reasoning: str = "", **more: Any) -> Trajectory:
-        """Return the complete trajectory."""
+    def done(self, answer: str | None, reasoning: str = "") -> Trajectory:
+        """Return the complete trajectory; an answer that is missing or empty is noted."""
+        answer = one_line(answer or "") or None
+        if answer is None:
+            self.notes["answer"] = "the model wrote none"
         return Trajectory(
             question_id=self.question.id,
             question=self.question.question,
             strategy=self.strategy,
             steps=self.steps,
-            answer=one_line(answer or "") or None,
+            answer=answer,
             reasoning=reasoning,
             calls=self.calls,
             notes=self.notes,
-            **more,
+            plan=self.plan,
+            outline=self.outline,
         )
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run coroutines at the same time and return their results.
 
-    If a coroutine fails, cancel the others and raise its error.
+    If a coroutine fails, cancel the others and raise its error. If the budget is spent, let the others finish what
+    they have begun.
     """
+    spent: list[BudgetSpent] = []
 
-    async def with_depth(coroutine: Coroutine[Any, Any, T]) -> tuple[T, int]:
-        return await coroutine, call_depth.get()
+    async def with_depth(coroutine: Coroutine[Any, Any, T]) -> tuple[T | None, int]:
+        try:
+            return await coroutine, call_depth.get()
+        except BudgetSpent as error:
+            spent.append(error)
+            return None, call_depth.get()
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -224,7 +323,9 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         raise errors.exceptions[0] from errors
     results = [task.result() for task in tasks]
     call_depth.set(max((depth for _, depth in results), default=call_depth.get()))
-    return [result for result, _ in results]
+    if spent:
+        raise spent[0]
+    return [cast(T, result) for result, _ in results]
 
 
 def interleave(lists: Sequence[Sequence[Passage]]) -> list[Passage]:

@@ -7,15 +7,16 @@ without a search needs no additional call. In the modes ``parametric`` and ``ret
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import ClassVar, Literal
 
 from rag_train.formats import deeprag
+from rag_train.formats.deeprag import Parsed
 from rag_train.formats.prompting import as_turn, task_prompt
 from rag_train.llm.base import Completion, Sampling, TokenLogprob
-from rag_train.schema import Decision, Passage, Question, Step, Trajectory
+from rag_train.schema import Decision, Passage, Step, Trajectory
 from rag_train.strategies.base import Run, Strategy
 from rag_train.strategies.controller import Controller
 
@@ -32,7 +33,7 @@ class DeepRAG(Strategy):
     mode: Mode = "adaptive"
     """adaptive: the controller decides; parametric: never search; retrieve: always search."""
     max_steps: int = 6
-    """Maximum number of subqueries, after which the controller must answer."""
+    """Maximum number of subqueries, also unanswered ones, after which the controller must answer."""
     max_tokens: int = 256
     """Maximum number of tokens of an engine call."""
     threshold: float = 0.5
@@ -40,15 +41,17 @@ class DeepRAG(Strategy):
     decisions; a lower value searches more often, because a wrong parametric answer is worse than a needless
     search."""
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         prompt = task_prompt(question.question, "deeprag" if self.kit.instructions else None)
         controller = Controller(run.log(), as_turn(self.kit.llm.tokenizer, prompt))
         return run.done(await (self._adaptive if self.mode == "adaptive" else self._forced)(run, controller))
 
     async def _adaptive(self, run: Run, controller: Controller) -> str | None:
+        """Generate and search. A call that opens no step is the last, so there are at most max_steps + 2."""
         text = ""
-        retrieved: list[list[Passage]] = []
+        opened: set[int] = set()
+        found: dict[int, list[Passage]] = {}
         chances: list[float | None] = []
         sampling = Sampling(max_tokens=self.max_tokens, stop=tuple(deeprag.STOP_SEARCH), logprobs=5)
         while True:
@@ -57,21 +60,34 @@ class DeepRAG(Strategy):
             text += written
             chances += seen
             parsed = deeprag.parse(text + (deeprag.SEARCH if search else ""))
-            steps = _with_details(parsed.steps, retrieved, chances)
-            if parsed.answer is None:
-                steps = steps[: self.max_steps]
-            for step in steps[len(run.steps) :]:
+            most = None if parsed.answer is not None else self.max_steps
+            for step in _with_details(parsed.steps, found, chances)[len(run.steps) : most]:
                 run.add(step)
             if parsed.answer is not None:
                 return parsed.answer
-            if len(steps) >= self.max_steps or parsed.open_subquery is None:
-                return await controller.final(steps)
+            at = len(parsed.steps)
+            if parsed.open_subquery is None or at in opened or at >= self.max_steps:
+                break
+            opened.add(at)
             if text.endswith(deeprag.INTERMEDIATE):
                 continue
             if not parsed.wants_search:
-                return await controller.final(steps)
-            retrieved.append(await run.search(parsed.open_subquery))
-            text += f"{deeprag.SEARCH}\n{deeprag.context_lines(retrieved[-1])}{deeprag.INTERMEDIATE}"
+                break
+            found[at] = await run.search(parsed.open_subquery)
+            text += f"{deeprag.SEARCH}\n{deeprag.context_lines(found[at])}{deeprag.INTERMEDIATE}"
+        if parsed.open_subquery and at in found:
+            run.retrieved(parsed.open_subquery, found[at])
+        run.cut(self._reason(completion, parsed))
+        return await controller.final(run.steps)
+
+    def _reason(self, completion: Completion, parsed: Parsed) -> str:
+        """Say why the final answer had to be forced."""
+        where = f", at the subquery {parsed.open_subquery!r}" if parsed.open_subquery else ""
+        if len(parsed.steps) >= self.max_steps:
+            return f"ended after max_steps={self.max_steps}{where}"
+        if completion.truncated:
+            return f"a call ended at max_tokens={self.max_tokens}{where}"
+        return f"the controller did not go on{where}"
 
     def _decide(self, completion: Completion) -> tuple[str, bool, list[float | None]]:
         """Apply ``threshold`` to the decisions in a completion.
@@ -103,6 +119,7 @@ class DeepRAG(Strategy):
                 )
             else:
                 run.known(move.subquery, await controller.parametric(run.steps, move.subquery))
+        run.cut(f"ended after max_steps={self.max_steps}")
         return await controller.final(run.steps)
 
 
@@ -150,12 +167,19 @@ def _retrieve_share(alternatives: Sequence[TokenLogprob]) -> float | None:
 
 
 def _with_details(
-    steps: Sequence[Step], retrieved: Sequence[list[Passage]], chances: Sequence[float | None]
+    steps: Sequence[Step], found: Mapping[int, list[Passage]], chances: Sequence[float | None]
 ) -> list[Step]:
-    """Add to the parsed steps what the transcript lacks: ids and scores of passages, probabilities of decisions."""
-    remaining = iter(retrieved)
-    out = []
-    for step, chance in zip_longest(steps, chances[: len(steps)]):
-        passages = next(remaining, []) if step.decision is Decision.RETRIEVE else []
-        out.append(step.model_copy(update={"passages": passages, "retrieve_probability": chance}))
-    return out
+    """Add to the parsed steps what the transcript lacks: ids and scores of passages, probabilities of decisions.
+
+    A step is a retrieval if the harness searched for it, not if the controller only wrote that it did.
+    """
+    return [
+        step.model_copy(
+            update={
+                "passages": found.get(i, []),
+                "decision": Decision.RETRIEVE if i in found else Decision.PARAMETRIC,
+                "retrieve_probability": chance,
+            }
+        )
+        for i, (step, chance) in enumerate(zip_longest(steps, chances[: len(steps)]))
+    ]

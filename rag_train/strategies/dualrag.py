@@ -9,8 +9,9 @@ from typing import ClassVar, Literal
 
 from rag_train.answers import normalize
 from rag_train.formats import dualrag
+from rag_train.formats.deeprag import one_line
 from rag_train.formats.tasks import Fields
-from rag_train.schema import Passage, Question, Trajectory
+from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import Run, Strategy, interleave, together
 
 REASONER, IDENTIFIER, SUMMARIZER = "reasoner", "identifier", "summarizer"
@@ -25,6 +26,10 @@ class DualRAG(Strategy):
 
     max_iterations: int = 5
     """Maximum number of retrieval rounds (section 4.3)."""
+    max_entities: int = 8
+    """Maximum number of key entities in a round. Ours: the paper sets no limit."""
+    max_queries: int = 5
+    """Maximum number of queries for an entity in a round. Ours: the paper sets no limit."""
     trigger: bool = True
     """Let the Reasoner decide when to stop; false (w/o R): retrieve after every thought, like IRCoT."""
     identifier: bool = True
@@ -37,8 +42,8 @@ class DualRAG(Strategy):
     candidates: int = 50
     """Number of passages to rerank for each query."""
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         outline: dict[str, list[str]] = {}
         thoughts: list[str] = []
         found: list[Passage] = []
@@ -53,10 +58,13 @@ class DualRAG(Strategy):
                 break
             await self._retrieve(run, round, thoughts, outline, found)
             if self.outline == "entities":
+                run.outline = outline
                 run.show("outline", {entity: list(parts) for entity, parts in outline.items()})
+        else:
+            run.cut(f"ended after max_iterations={self.max_iterations}")
         state = dualrag.state_fields(question.question, self._knowledge(outline, found), thoughts)
         answer = await run.ask(dualrag.ANSWER, state, REASONER)
-        return run.done(answer, "\n".join(thoughts), outline=outline if self.outline == "entities" else {})
+        return run.done(answer, "\n".join(thoughts))
 
     def _knowledge(self, outline: dict[str, list[str]], found: list[Passage]) -> Fields:
         """Return the prompt fields of the knowledge so far."""
@@ -108,11 +116,13 @@ class DualRAG(Strategy):
         entities: dict[str, list[str]] = {}
         for entity in await run.ask(dualrag.IDENTIFY, state, IDENTIFIER) or ():
             name = entity.entity.strip()
-            queries = [query.strip() for query in entity.queries if query.strip()]
+            queries = [query for query in map(one_line, entity.queries) if query]
             if name and queries:
                 known = entities.setdefault(named.setdefault(normalize(name), name), [])
                 known += [query for query in dict.fromkeys(queries) if query not in known]
-        return entities or {"": [thoughts[-1]]}
+        kept = run.first(list(entities), self.max_entities, "entities")
+        first = {name: run.first(entities[name], self.max_queries, "queries") for name in kept}
+        return first or {"": [thoughts[-1]]}
 
     async def _group(self, run: Run, entity: str, queries: list[str]) -> list[Passage]:
         """Return the passages for an entity's queries, reranked (equations 6 to 8)."""
@@ -121,7 +131,8 @@ class DualRAG(Strategy):
             return (await run.search_all(queries))[: run.kit.passages]
         from rag_train.retrieval.rerank import group_by_entity
 
-        pools = await run.kit.retriever.search_all(queries, max(self.candidates, run.kit.passages))
-        by_query = dict(zip(queries, pools, strict=True))
-        kept = await asyncio.to_thread(group_by_entity, {entity: queries}, by_query, reranker, run.kit.passages)
+        by_query = await run.search_each(queries, max(self.candidates, run.kit.passages))
+        kept = await asyncio.to_thread(
+            group_by_entity, {entity: list(by_query)}, by_query, reranker, run.kit.passages
+        )
         return kept[entity]

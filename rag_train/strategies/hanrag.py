@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from rag_train.formats import hanrag
-from rag_train.schema import Question, Trajectory
+from rag_train.schema import Trajectory
 from rag_train.strategies.base import Run, Strategy, together
 
 ROLE = "revelator"
@@ -31,8 +31,8 @@ class HANRAG(Strategy):
     max_steps: int = 5
     """Maximum number of rounds for a complex question, and of sub-questions for a compound question."""
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         route = await self._route(run)
         run.notes["route"] = route
         text = question.question
@@ -70,7 +70,7 @@ class HANRAG(Strategy):
     async def _compound(self, run: Run, question: str) -> str:
         parts = await run.ask(hanrag.DECOMPOSE, hanrag.query_fields(question), ROLE)
         queries = list(dict.fromkeys(filter(None, (q.strip() for q in parts.decomposition)))) if parts else []
-        queries = queries[: self.max_steps] or [question]
+        queries = run.first(queries, self.max_steps, "sub-questions") or [question]
         answers = await together(self._anrag(run, query, 1) for query in queries)
         if len(queries) == 1:
             return answers[0]
@@ -88,6 +88,8 @@ class HANRAG(Strategy):
                 and await run.ask(hanrag.ENDING, hanrag.thought_fields(question, solved), ROLE) == "true"
             ):
                 break
+        else:
+            run.cut(f"ended after max_steps={self.max_steps}")
         return await self._combine(run, question, solved)
 
     async def _generate(self, run: Run, question: str) -> str:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from rag_train.errors import UserError
 from rag_train.formats import levelrag
-from rag_train.schema import Passage, Question, Trajectory
+from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import Run, Strategy, interleave, together
 
 Searcher = Literal["sparse", "dense", "web"]
@@ -22,9 +22,9 @@ class LevelRAG(Strategy):
     paper: ClassVar = "LevelRAG (Zhang et al. 2025), section 3, Algorithm 1; ablations: tables 2 and 3"
     needs: ClassVar = ("a Lucene index (sparse), a dense index (dense) or web search (web)",)
 
-    searcher: Searcher | None = None
-    """Use a single low-level searcher, with the question as the query; null: use all available low-level searchers,
-    directed by the high-level searcher."""
+    searcher: Searcher | Literal["hybrid"] | None = None
+    """sparse, dense, web: use this low-level searcher, with the question as the query; hybrid: use all available
+    ones in this way (table 7); null: let the high-level searcher direct them."""
     supplement: bool = True
     """Verify the summaries, and add atomic queries until they are sufficient."""
     summarize: bool = True
@@ -45,19 +45,19 @@ class LevelRAG(Strategy):
     """Dense: maximum number of pseudo-documents."""
 
     def __post_init__(self) -> None:
-        for kind in [self.searcher] if self.searcher else []:
-            if kind not in self.kit.retrievers:
-                raise UserError(f"--strategy {self.name}: needs a {kind} retriever; give --index {kind}=DIR")
+        if self.searcher not in (None, "hybrid", *self.kit.retrievers):
+            kind = self.searcher
+            raise UserError(f"--strategy {self.name}: needs a {kind} retriever; give --index {kind}=DIR")
         if not any(kind in self.kit.retrievers for kind in SEARCHERS):
             raise UserError(
                 f"--strategy {self.name}: needs a sparse (Lucene), dense or web retriever; "
                 "for example, give --index sparse=DIR"
             )
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         if self.searcher:
-            passages = await self._search(run, self.searcher, question.question, 1)
+            passages = await self._low_level(run, question.question, 1)
             _, answer = await run.read(question.question, passages)
             return run.done(answer)
         summaries: list[tuple[str, str]] = []
@@ -69,7 +69,10 @@ class LevelRAG(Strategy):
                 found = interleave([found, passages])
                 if summary:
                     summaries.append((query, summary))
-            if not self.supplement or round == self.max_rounds:
+            if not self.supplement:
+                break
+            if round == self.max_rounds:
+                run.cut(f"ended after max_rounds={self.max_rounds}")
                 break
             fields = levelrag.question_fields(question.question, summaries)
             if await run.ask(levelrag.VERIFY, fields) == "yes":
@@ -87,17 +90,25 @@ class LevelRAG(Strategy):
 
     async def _atomic(self, run: Run, task: levelrag.Task, summaries: Sequence[tuple[str, str]]) -> list[str]:
         queries = await run.ask(task, levelrag.question_fields(run.question.question, summaries)) or ()
-        return list(dict.fromkeys(query.strip() for query in queries if query.strip()))[: self.max_queries]
+        distinct = list(dict.fromkeys(query.strip() for query in queries if query.strip()))
+        return run.first(distinct, self.max_queries, "atomic queries")
 
     async def _query(self, run: Run, query: str, round: int) -> tuple[list[Passage], str]:
         """Search for an atomic query with all low-level searchers; return the passages and the answer (summary)."""
-        searches = [self._search(run, kind, query, round) for kind in SEARCHERS if kind in run.kit.retrievers]
-        passages = interleave(await together(searches))
+        passages = await self._low_level(run, query, round)
         if not self.summarize:
             return passages, ""
         summary = await run.ask(levelrag.SUMMARIZE, levelrag.reading_fields(query, passages)) or ""
         run.known(query, summary, round=round, node="summary")
         return passages, summary
+
+    async def _low_level(self, run: Run, query: str, round: int) -> list[Passage]:
+        """Search with the low-level searchers; return their passages interleaved by rank."""
+        wanted: list[Searcher] = list(SEARCHERS)
+        if self.searcher and self.searcher != "hybrid":
+            wanted = [self.searcher]
+        kinds = [kind for kind in wanted if kind in run.kit.retrievers]
+        return interleave(await together(self._search(run, kind, query, round) for kind in kinds))
 
     async def _search(self, run: Run, kind: Searcher, query: str, round: int) -> list[Passage]:
         search = {"sparse": self._sparse, "dense": self._dense, "web": self._web}[kind]

@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 from rag_train.formats import planrag
 from rag_train.formats.planrag import PlanError
 from rag_train.llm.memo import call_depth
-from rag_train.schema import Passage, Plan, PlanNode, Question, Trajectory
-from rag_train.strategies.base import Run, Strategy, together
+from rag_train.schema import Passage, Plan, PlanNode, Trajectory
+from rag_train.strategies.base import BudgetSpent, Run, Strategy, together
 from rag_train.strategies.baselines.selfrag import reflect
 
 
@@ -33,11 +33,10 @@ class PlanRAG(Strategy):
     """How a node is answered. generator: by the generator (appendix D.3); selfrag: by Self-RAG (Plan-Self-RAG,
     section 5.1)."""
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
-        plan = await self._plan(run)
-        run.show("plan", plan)
-        shared = await run.search(question.question) if self.retrieval == "question" else None
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
+        _, shared = await together([self._plan(run), self._shared(run)])
+        plan = run.plan or Plan()
         nodes = plan.nodes or [PlanNode(id="Q1.1", question=question.question)]
         depths = planrag.depths(Plan(nodes=nodes))
         solved = {node.id: asyncio.get_running_loop().create_future() for node in nodes}
@@ -48,19 +47,28 @@ class PlanRAG(Strategy):
         if self.final == "generate" and plan.nodes:
             known = [(id, subquery, got) for id, (subquery, got) in answers.items()]
             answer = await self._generate(run, question.question, shared or [], known)
-        return run.done(answer, plan=plan)
+        return run.done(answer)
 
-    async def _plan(self, run: Run) -> Plan:
-        """Return the model's repaired plan, or an empty plan with a note if it cannot be repaired."""
+    async def _shared(self, run: Run) -> list[Passage] | None:
+        """Return the passages that all nodes read; None if each node has its own."""
+        if self.retrieval == "subquery":
+            return None
+        passages = await run.search(run.question.question)
+        run.retrieved(run.question.question, passages)
+        return passages
+
+    async def _plan(self, run: Run) -> None:
+        """Set the model's repaired plan, or an empty plan with a note if it cannot be repaired."""
         question = run.question.question
         task, fields = planrag.PLAN, planrag.plan_fields(question)
         prompt = run.prompt(task.name, task.body(fields), task.lead, "planner")
         text = (await run.complete(task.name, prompt, task.sampling(), "planner")).text
+        run.plan = Plan()
         try:
-            return planrag.parse_plan(text, question)
+            run.plan = planrag.parse_plan(text, question)
         except PlanError as error:
             run.notes["plan"] = f"not followed, {error}"
-            return Plan()
+        run.show("plan", run.plan)
 
     async def _node(
         self,
@@ -71,6 +79,22 @@ class PlanRAG(Strategy):
         depth: int,
     ) -> tuple[str, str]:
         """Answer a node once its parents are answered; return its subquery, with filled tags, and its answer."""
+        try:
+            subquery, answer = await self._solve(run, node, solved, shared, depth)
+        except BudgetSpent:  # let the children go on, which end for the same reason
+            solved[node.id].set_result((node.question, "", call_depth.get()))
+            raise
+        solved[node.id].set_result((subquery, answer, call_depth.get()))
+        return subquery, answer
+
+    async def _solve(
+        self,
+        run: Run,
+        node: PlanNode,
+        solved: dict[str, asyncio.Future[tuple[str, str, int]]],
+        shared: list[Passage] | None,
+        depth: int,
+    ) -> tuple[str, str]:
         known: list[tuple[str, str, str]] = []
         for parent in node.parents:
             asked, got, calls = await solved[parent]
@@ -82,8 +106,10 @@ class PlanRAG(Strategy):
             answer = (await reflect(run, subquery, passages)).answer
         else:
             answer = await self._generate(run, subquery, passages, known)
-        run.retrieved(subquery, passages, answer, node=node.id, round=depth)
-        solved[node.id].set_result((subquery, answer, call_depth.get()))
+        if shared is None:
+            run.retrieved(subquery, passages, answer, node=node.id, round=depth)
+        else:
+            run.known(subquery, answer, node=node.id, round=depth)
         return subquery, answer
 
     async def _fill(self, run: Run, node: PlanNode, known: list[tuple[str, str, str]]) -> str:

@@ -52,6 +52,7 @@ STRATEGIES: dict[str, tuple[type[Strategy], dict[str, Any]]] = {
     "levelrag-sparse": (LevelRAG, {"searcher": "sparse"}),
     "levelrag-dense": (LevelRAG, {"searcher": "dense"}),
     "levelrag-web": (LevelRAG, {"searcher": "web"}),
+    "levelrag-hybrid": (LevelRAG, {"searcher": "hybrid"}),
     "direct": (Direct, {}),
     "cot": (ChainOfThought, {}),
     "rag": (VanillaRAG, {}),
@@ -65,6 +66,7 @@ STRATEGIES: dict[str, tuple[type[Strategy], dict[str, Any]]] = {
     "qd-rag": (QDRAG, {}),
     "qd-rag-subq": (QDRAG, {"subquery": True}),
     "react": (ReAct, {}),
+    "fireact": (ReAct, {"examples": False}),
     "flare": (FLARE, {}),
     "dragin": (DRAGIN, {}),
     "taare": (TAARE, {}),
@@ -81,6 +83,9 @@ STRATEGIES: dict[str, tuple[type[Strategy], dict[str, Any]]] = {
 }
 """Class and preset settings of each strategy, by name."""
 
+BUDGET = {"max_calls": 1, "max_retrievals": 0, "max_question_tokens": 1}
+"""Settings that all strategies have, with the smallest value of each."""
+
 
 def parse_strategy(spec: str) -> tuple[type[Strategy], dict[str, Any]]:
     """Parse ``name`` or ``name,key=value,...``, such as ``dualrag,outline=flat``, and return class and settings.
@@ -94,7 +99,7 @@ def parse_strategy(spec: str) -> tuple[type[Strategy], dict[str, Any]]:
         raise UserError(f"--strategy {spec}: unknown strategy {name!r}; {remedy}")
     cls, preset = STRATEGIES[name]
     hints = get_type_hints(cls)
-    known = {key: hints[key] for key in _fields(cls)}
+    known = {key: hints[key] for key in (*_fields(cls), *BUDGET)}
     settings = dict(preset)
     for pair in pairs:
         key, equals, text = pair.partition("=")
@@ -106,6 +111,8 @@ def parse_strategy(spec: str) -> tuple[type[Strategy], dict[str, Any]]:
             settings[key] = TypeAdapter(known[key]).validate_python(yaml.safe_load(text))
         except (ValidationError, yaml.YAMLError):
             raise UserError(f"--strategy {spec}: {key}={text} is not {type_name(known[key])}") from None
+        if key in BUDGET and (settings[key] or 0) < BUDGET[key]:
+            raise UserError(f"--strategy {spec}: {key}={text} is too small; give {BUDGET[key]} or more")
     return cls, settings
 
 
@@ -134,4 +141,4 @@ def listing() -> list[dict[str, Any]]:
 
 def _fields(cls: type[Strategy]) -> dict[str, Field[Any]]:
     """Return the settings of a strategy: its fields except those that all strategies have."""
-    return {field.name: field for field in fields(cls) if field.name not in ("kit", "name")}
+    return {field.name: field for field in fields(cls) if field.name not in ("kit", "name", *BUDGET)}

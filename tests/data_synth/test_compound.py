@@ -21,8 +21,8 @@ def test_builds_checks_and_splits_compound_questions(tmp_path: Path):
     ]
 
     class AllPassages:
-        async def search(self, query: str, k: int) -> list[Passage]:
-            return passages
+        async def search_all(self, queries: list[str], k: int) -> list[list[Passage]]:
+            return [passages for _ in queries]
 
     def answer(prompt: str) -> str:
         if prompt.endswith("Output:\n"):

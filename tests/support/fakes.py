@@ -10,7 +10,7 @@ from rag_train.formats import deeprag
 from rag_train.llm.base import Completion, Sampling, TokenLogprob, Usage
 from rag_train.schema import Passage
 
-PLAIN = SimpleNamespace(chat_template=None)
+PLAIN = SimpleNamespace(chat_template=None, eos_token=None)
 
 
 def completion(text: str, sampling: Sampling) -> Completion:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from rag_train.formats.tasks import Task
-from rag_train.schema import Question, Trajectory
+from rag_train.schema import Trajectory
 from rag_train.strategies.base import Run, Strategy
 from rag_train.strategies.baselines.ircot import IRCoT
 from rag_train.strategies.baselines.taare import single_step
@@ -24,11 +24,10 @@ class AdaptiveRAG(Strategy):
     max_steps: int = 5
     """Maximum number of sentences of IRCoT."""
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         label = await run.ask(CLASSIFY, [("Question", question.question)], "classifier") or "B"
         run.notes["complexity"] = label
         if label != "C":
             return run.done(await single_step(run, retrieve=label == "B"))
-        chained = await IRCoT(self.kit, name=self.name, max_steps=self.max_steps).answer(question)
-        return chained.model_copy(update={"calls": run.calls + chained.calls, "notes": run.notes})
+        return await IRCoT(self.kit, max_steps=self.max_steps).solve(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rag_train.schema import Question, Trajectory
+from rag_train.schema import Trajectory
 from rag_train.strategies.base import Run, Strategy
 from rag_train.strategies.baselines.taare import single_step
 
@@ -20,8 +20,8 @@ class AdaptiveRetrieval(Strategy):
     threshold: float = 10_000
     """Popularity in monthly page views. The paper tunes the threshold for each relation on dev questions."""
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         popularity = question.metadata.get("s_pop")
         known = isinstance(popularity, int | float) and popularity >= self.threshold
         run.notes["popularity"] = str(popularity)

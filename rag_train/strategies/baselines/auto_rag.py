@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import BaseModel
 
 from rag_train.formats.tasks import Task
-from rag_train.schema import Passage, Question, Trajectory
+from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import Run, Strategy, interleave
 
 
@@ -36,8 +36,8 @@ class AutoRAG(Strategy):
     recalls: int = 2
     """Maximum number of further rounds, with documents that the model writes itself."""
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         found: list[Passage] = []
         thoughts: list[str] = []
         for round in range(self.retrievals + self.recalls):
@@ -57,5 +57,7 @@ class AutoRAG(Strategy):
                 passages = [Passage(id=f"recalled-{round}", text=text)]
                 run.known(query, text)
             found = interleave([found, passages])
+        else:
+            run.cut(f"ended after retrievals={self.retrievals} and recalls={self.recalls}")
         _, answer = await run.read(question.question, found)
         return run.done(answer, "\n".join(thoughts))

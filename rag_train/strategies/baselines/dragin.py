@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 from bm25s.stopwords import STOPWORDS_EN
 
 from rag_train.errors import UserError
-from rag_train.formats import deeprag, reader
-from rag_train.llm.base import Sampling
-from rag_train.schema import Passage, Question, Trajectory
+from rag_train.formats import deeprag
+from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import Run, Strategy
+from rag_train.strategies.baselines.sentences import final_answer, look_ahead, thought_prompt
 
 if TYPE_CHECKING:
     from rag_train.llm.transformers import Inspection
@@ -22,9 +22,10 @@ _STOP_WORDS = frozenset(STOPWORDS_EN)
 
 @dataclass(frozen=True)
 class DRAGIN(Strategy):
-    """Write a thought; if entropy times attention of a token exceeds a threshold, retrieve and rewrite the thought.
+    """Write a thought; if entropy times attention of a token exceeds a threshold, retrieve and go on from there.
 
-    The query consists of the words of prompt and thought to which this token attends most.
+    The query consists of the words of prompt and thought to which this token attends most. The thought is cut
+    before the token, and continued with the passages.
     """
 
     paper: ClassVar = "Su et al. 2024 (RIND, QFS); baseline of DeepRAG and DualRAG"
@@ -41,44 +42,47 @@ class DRAGIN(Strategy):
         if not hasattr(self.kit.llm, "inspect"):
             raise UserError(f"--strategy {self.name}: needs attention weights; give --engine transformers")
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
-        text, passages = "", []
+    async def solve(self, run: Run) -> Trajectory:
+        thoughts: list[str] = []
+        passages: list[Passage] = []
         for _ in range(self.max_sentences):
-            prompt = self._prompt(run, passages, text)
-            ahead = (await run.complete("dragin", prompt, Sampling(max_tokens=64, stop=("\n", ". ")))).text
-            if not ahead.strip() or ahead in text:
-                break
-            query = await self._query(prompt, ahead)
+            text = "".join(f" {thought}" for thought in thoughts)
+            ahead, _ = await look_ahead(run, "dragin", passages, text)
+            kept, query = await self._query(thought_prompt(run, passages, text), ahead)
             if query:
                 passages = await run.search(query)
-                prompt = self._prompt(run, passages, text)
-                ahead = (await run.complete("dragin", prompt, Sampling(max_tokens=64, stop=("\n", ". ")))).text
+                rest, _ = await look_ahead(run, "dragin", passages, text + kept)
+                ahead = kept + rest
                 run.retrieved(query, passages, ahead)
-            text += f" {deeprag.one_line(ahead)}."
-        prompt = self._prompt(run, passages, f"{text}\n{deeprag.FINAL}")
-        answer = (await run.complete("dragin", prompt, Sampling(max_tokens=64, stop=("\n",)))).text
-        return run.done(answer, text.strip())
+            ahead = deeprag.one_line(ahead)
+            if not ahead or ahead in thoughts or ahead.lower().startswith(deeprag.FINAL.lower()):
+                break
+            thoughts.append(ahead)
+        else:
+            run.cut(f"ended after max_sentences={self.max_sentences}")
+        text = " ".join(thoughts)
+        return run.done(await final_answer(run, "dragin", passages, f" {text}" if text else ""), text)
 
-    def _prompt(self, run: Run, passages: list[Passage], text: str) -> str:
-        body = reader.prompt(run.question.question, passages, reason=True).removesuffix(reader.THOUGHT)
-        return run.prompt("cot_rag", body, reader.THOUGHT + text)
-
-    async def _query(self, prompt: str, ahead: str) -> str:
-        """Return the query to search for before ``ahead``; "" if no token of ``ahead`` triggers retrieval."""
+    async def _query(self, prompt: str, ahead: str) -> tuple[str, str]:
+        """Return the part of ``ahead`` before the token that triggers retrieval, and the query; "" if none does."""
+        if not ahead.strip():
+            return "", ""
         seen = await self.kit.llm.inspect(prompt, ahead)  # pyright: ignore[reportAttributeAccessIssue]
-        at = trigger(seen, self.threshold)
-        return attended(seen, prompt + ahead, at, self.query_words) if at is not None else ""
+        at = trigger(seen, prompt + ahead, self.threshold)
+        if at is None:
+            return "", ""
+        kept = (prompt + ahead)[len(prompt) : seen.spans[at][0]].rstrip()
+        return kept, attended(seen, prompt + ahead, at, self.query_words)
 
 
-def trigger(seen: Inspection, threshold: float) -> int | None:
+def trigger(seen: Inspection, text: str, threshold: float) -> int | None:
     """Return the first token of the text that triggers retrieval (RIND), or None.
 
     A token triggers retrieval if it is not a stop word and its entropy, multiplied by the highest attention of a
-    later token to it, exceeds ``threshold``.
+    later token to it, exceeds ``threshold``. Words are read from the text, not from the vocabulary's spelling.
     """
     for i in range(seen.start, len(seen.tokens)):
-        word = seen.tokens[i].strip().lower()
+        word = text[slice(*seen.spans[i])].strip().lower()
         if not re.search(r"\w", word) or word in _STOP_WORDS:
             continue
         later = seen.attention[i + 1 :, i]

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rag_train.formats import deeprag, reader
-from rag_train.llm.base import Completion, Sampling
-from rag_train.schema import Passage, Question, Trajectory
+from rag_train.formats import deeprag
+from rag_train.llm.base import TokenLogprob
+from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import Run, Strategy
-
-SENTENCE = Sampling(max_tokens=64, stop=("\n", ". "), logprobs=1)
+from rag_train.strategies.baselines.sentences import final_answer, look_ahead
 
 
 @dataclass(frozen=True)
 class FLARE(Strategy):
-    """Write the next sentence; if it is uncertain, search for its certain words and write it again."""
+    """Write the next sentence; if it is uncertain, search for its certain words and write it again.
+
+    As in the paper, the look-ahead is written without passages, and a sentence that is written again has only the
+    passages of its own query. Ours: the answer is asked for at the end, with the last passages.
+    """
 
     paper: ClassVar = "Jiang et al. 2023 (FLARE direct, implicit queries); baseline of DeepRAG and DualRAG"
     needs: ClassVar = ("log-probabilities",)
@@ -28,42 +32,33 @@ class FLARE(Strategy):
     max_sentences: int = 8
     """Maximum number of sentences."""
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
         thoughts: list[str] = []
         passages: list[Passage] = []
         for _ in range(self.max_sentences):
-            ahead = await self._sentence(run, passages, thoughts)
-            text = ahead.text
-            if min(probabilities(ahead), default=1.0) < self.theta:
-                query = sure_part(ahead, self.beta) or question.question
+            text = "".join(f" {thought}" for thought in thoughts)
+            sentence, tokens = await look_ahead(run, "flare", [], text)
+            if min(probabilities(tokens), default=1.0) < self.theta:
+                query = sure_part(tokens, self.beta) or run.question.question
                 passages = await run.search(query)
-                text = (await self._sentence(run, passages, thoughts)).text
-                run.retrieved(query, passages, text)
-            text = deeprag.one_line(text)
-            if not text or text in thoughts or text.lower().startswith(deeprag.FINAL.lower()):
+                sentence, _ = await look_ahead(run, "flare", passages, text)
+                run.retrieved(query, passages, sentence)
+            sentence = deeprag.one_line(sentence)
+            if not sentence or sentence in thoughts or sentence.lower().startswith(deeprag.FINAL.lower()):
                 break
-            thoughts.append(text)
-        return run.done(await self._final(run, passages, thoughts), ". ".join(thoughts))
-
-    async def _sentence(self, run: Run, passages: list[Passage], thoughts: list[str]) -> Completion:
-        body = reader.prompt(run.question.question, passages, reason=True).removesuffix(reader.THOUGHT)
-        lead = " ".join([reader.THOUGHT, *(f"{thought}." for thought in thoughts)])
-        return await run.complete("flare", run.prompt("cot_rag", body, lead), SENTENCE)
-
-    async def _final(self, run: Run, passages: list[Passage], thoughts: list[str]) -> str:
-        body = reader.prompt(run.question.question, passages, reason=True).removesuffix(reader.THOUGHT)
-        lead = " ".join([reader.THOUGHT, *(f"{thought}." for thought in thoughts)]) + f"\n{deeprag.FINAL}"
-        prompt = run.prompt("cot_rag", body, lead)
-        return (await run.complete("flare", prompt, Sampling(max_tokens=64, stop=("\n",)))).text
+            thoughts.append(sentence)
+        else:
+            run.cut(f"ended after max_sentences={self.max_sentences}")
+        text = " ".join(thoughts)
+        return run.done(await final_answer(run, "flare", passages, f" {text}" if text else ""), text)
 
 
-def probabilities(completion: Completion) -> list[float]:
-    """Return the probability of each generated token."""
-    return [math.exp(token.logprob) for token in completion.chosen]
+def probabilities(tokens: Sequence[TokenLogprob]) -> list[float]:
+    """Return the probability of each token."""
+    return [math.exp(token.logprob) for token in tokens]
 
 
-def sure_part(completion: Completion, beta: float) -> str:
+def sure_part(tokens: Sequence[TokenLogprob], beta: float) -> str:
     """Return the text without the tokens whose probability is below ``beta`` (implicit query by masking)."""
-    kept = zip(completion.chosen, probabilities(completion), strict=True)
+    kept = zip(tokens, probabilities(tokens), strict=True)
     return deeprag.one_line("".join(token.text if chance >= beta else " " for token, chance in kept))

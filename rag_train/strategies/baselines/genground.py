@@ -11,7 +11,7 @@ from typing import ClassVar
 from pydantic import BaseModel
 
 from rag_train.formats.tasks import Task
-from rag_train.schema import Question, Trajectory
+from rag_train.schema import Trajectory
 from rag_train.strategies.base import Run, Strategy
 
 
@@ -38,8 +38,8 @@ class GenGround(Strategy):
     batch: int = 3
     """Number of passages that are read at a time, until a batch contains evidence (batch grounding)."""
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         known: list[str] = []
         last = None
         for _ in range(self.max_steps):
@@ -62,4 +62,6 @@ class GenGround(Strategy):
             run.retrieved(hop.question, passages, answer, queries=[f"{hop.question} {hop.answer}"])
             known.append(f"Q={hop.question} A={answer}")
             last = answer
+        else:
+            run.cut(f"ended after max_steps={self.max_steps}")
         return run.done(last)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rag_train.formats.tasks import Task
-from rag_train.schema import Passage, Question, Trajectory
+from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import Run, Strategy, interleave
 
 THOUGHT = Task("ircot", "Next thought:")
@@ -24,8 +24,8 @@ class IRCoT(Strategy):
     most_passages: int = 15
     """Maximum number of passages to keep (the paper's limit)."""
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         found: list[Passage] = await run.search(question.question)
         run.retrieved(question.question, found)
         thoughts: list[str] = []
@@ -35,7 +35,10 @@ class IRCoT(Strategy):
             if not thought or thought in thoughts:
                 break
             thoughts.append(thought)
-            if END in thought.lower() or step + 1 == self.max_steps:
+            if END in thought.lower():
+                break
+            if step + 1 == self.max_steps:
+                run.cut(f"ended after max_steps={self.max_steps}")
                 break
             more = await run.search(thought)
             run.retrieved(thought, more)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from rag_train.formats.tasks import Task
-from rag_train.schema import Passage, Question, Trajectory
+from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import Run, Strategy
 
 DOCUMENT = Task("itrg", "Document:", max_tokens=128)
@@ -24,8 +24,8 @@ class IterRetGen(Strategy):
     iterations: int = 3
     """Number of iterations."""
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         text, reasoning, answer = "", "", None
         for round in range(self.iterations):
             query = f"{question.question} {text}".strip()

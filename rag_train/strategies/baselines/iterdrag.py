@@ -8,7 +8,7 @@ from typing import ClassVar
 from rag_train.formats import deeprag
 from rag_train.formats.deeprag import FINAL, FOLLOW_UP, INTERMEDIATE
 from rag_train.llm.base import Sampling
-from rag_train.schema import Question, Trajectory
+from rag_train.schema import Trajectory
 from rag_train.strategies.base import Run, Strategy, interleave
 
 LINE = Sampling(max_tokens=64, stop=("\n",))
@@ -26,8 +26,8 @@ class IterDRAG(Strategy):
     max_steps: int = 5
     """Maximum number of sub-queries."""
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         found = await run.search(question.question)
         run.retrieved(question.question, found)
         text = ""
@@ -49,4 +49,6 @@ class IterDRAG(Strategy):
             answer = await line(INTERMEDIATE)
             text += f"{INTERMEDIATE} {answer}\n"
             run.retrieved(parsed.open_subquery, more, answer)
+        else:
+            run.cut(f"ended after max_steps={self.max_steps}")
         return run.done(await line(FINAL), text)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from rag_train.answers import f1
 from rag_train.formats.tasks import Fields, Task
-from rag_train.schema import Passage, Question, Trajectory
+from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import Run, Strategy, interleave, together
 
 INTERNAL = Task("metarag_internal", "Known:", Literal["yes", "no"], max_tokens=4)
@@ -30,8 +30,8 @@ class MetaRAG(Strategy):
     agreement: float = 0.4
     """Minimum token F1 between the two answers at which the monitor accepts them."""
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         text = question.question
         found: list[Passage] = await run.search(text)
         run.retrieved(text, found)
@@ -60,4 +60,6 @@ class MetaRAG(Strategy):
             more = await run.search(query)
             run.retrieved(query, more)
             used = found = interleave([found, more])
+        else:
+            run.cut(f"ended after iterations={self.iterations}")
         return run.done(answer, reasoning)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rag_train.formats.tasks import Task
 from rag_train.llm.base import Sampling
-from rag_train.schema import Passage, Question, Trajectory
+from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import Run, Strategy, together
 
 RANK = Task("rankrag", "Relevant:")
@@ -25,8 +25,8 @@ class RankRAG(Strategy):
     candidates: int = 20
     """Number of passages to rank (100 in the paper)."""
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         found = await run.search(question.question, max(self.candidates, self.kit.passages))
         scores = await together(self._relevance(run, passage) for passage in found)
         ranked = sorted(zip(scores, found, strict=True), key=lambda scored: -scored[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rag_train.schema import Question, Trajectory
+from rag_train.schema import Trajectory
 from rag_train.strategies.base import Run, Strategy
 
 
@@ -18,8 +18,8 @@ class Direct(Strategy):
 
     paper: ClassVar = "all five papers (Vanilla-LLM, No retrieval)"
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         return run.done((await run.read(question.question))[1])
 
 
@@ -29,8 +29,8 @@ class ChainOfThought(Strategy):
 
     paper: ClassVar = "Wei et al. 2022; DeepRAG, section 4.2"
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         reasoning, answer = await run.read(question.question, reason=True)
         return run.done(answer, reasoning)
 
@@ -46,8 +46,8 @@ class VanillaRAG(Strategy):
     reason: bool = False
     """Reason before answering (CoT-RAG: PlanRAG, appendix B; CoT-Retrieve: DeepRAG, section 4.2)."""
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         found = await run.search(question.question, self.k)
         name = "cot_rag" if self.reason else "rag"
         reasoning, answer = await run.read(question.question, found, name=name, reason=self.reason)
@@ -62,14 +62,16 @@ class Oracle(Strategy):
     paper: ClassVar = "the usual upper bound for reading; LevelRAG, section 4 (retrieval success)"
     needs: ClassVar = ("gold annotations",)
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         passages = question.gold_passages
         queries = [step.subquery for step in question.decomposition]
         if not passages:
             wanted = {id for step in question.decomposition for id in step.passage_ids}
-            found = await run.search_all(queries or [question.question], 10)
+            queries = list(dict.fromkeys(queries)) or [question.question]
+            found = await run.search_all(queries, 10)
+            run.retrieved(question.question, found, queries=queries)
             passages = [p for p in found if p.id in wanted] or found
         _, answer = await run.read(question.question, passages, name="rag")
-        run.retrieved(question.question, passages, answer)
+        run.known(question.question, answer, passages=list(passages))
         return run.done(answer)

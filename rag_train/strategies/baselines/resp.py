@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from rag_train.formats.tasks import Task
-from rag_train.schema import Question, Trajectory
+from rag_train.schema import Trajectory
 from rag_train.strategies.base import Run, Strategy, together
 
 GLOBAL = Task("resp_global", "Evidence:", max_tokens=128)
@@ -25,8 +25,8 @@ class ReSP(Strategy):
     iterations: int = 3
     """Maximum number of retrievals."""
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         text = query = question.question
         evidence: list[str] = []
         pathway: list[str] = []
@@ -42,7 +42,10 @@ class ReSP(Strategy):
             evidence += [whole] if whole else []
             pathway += [f"Q={query} A={local}"] if local else []
             memory = [("Evidence", evidence), ("Pathway", pathway), ("Question", text)]
-            if i + 1 == self.iterations or await run.ask(JUDGE, memory) == "yes":
+            if i + 1 == self.iterations:
+                run.cut(f"ended after iterations={self.iterations}")
+                break
+            if await run.ask(JUDGE, memory) == "yes":
                 break
             query = await run.ask(NEXT, memory) or text
             if any(path.startswith(f"Q={query} A=") for path in pathway):

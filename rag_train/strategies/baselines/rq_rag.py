@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import ClassVar, Literal
 
 from rag_train.answers import normalize
-from rag_train.formats.deeprag import context_lines, one_line
+from rag_train.formats.deeprag import one_line
+from rag_train.formats.prompting import instruction
 from rag_train.llm.base import Completion, Sampling
-from rag_train.schema import Question, Trajectory
+from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import Run, Strategy, together
 
 ACTIONS = ("[S_Rewritten_Query]", "[S_Decomposed_Query]", "[S_Disambiguated_Query]")
 RESPONSE = "[A_Response]"
 END = "[EOS]"
+EVIDENCE, EVIDENCE_END = "[R_Evidences]", "[/R_Evidences]"
+CONTROL = (*ACTIONS, RESPONSE, END, EVIDENCE, EVIDENCE_END)
+"""The control tokens, each of which is a single token of an RQ-RAG model's vocabulary."""
 
-_QUERY = Sampling(max_tokens=64, stop=(END, "\n", "["), logprobs=1)
-_ANSWER = Sampling(max_tokens=64, stop=(END, "\n", "["), logprobs=1)
+_LINE = Sampling(max_tokens=64, stop=(*CONTROL, "\n"), logprobs=1)
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,11 @@ class Leaf:
 
 @dataclass(frozen=True)
 class RQRAG(Strategy):
-    """At each node of the tree, refine the query in three ways and answer; select an answer at the end."""
+    """At each node of the tree, refine the query in three ways and answer; select an answer at the end.
+
+    Turns, system prompt and evidence have the format of the released checkpoint. Ours: decoding is greedy, and
+    queries and answers are single lines of at most 64 tokens.
+    """
 
     paper: ClassVar = "Chan et al. 2024; baseline of PlanRAG and LevelRAG"
     needs: ClassVar = ("an RQ-RAG checkpoint", "log-probabilities")
@@ -45,15 +54,15 @@ class RQRAG(Strategy):
     depth: int = 2
     """Maximum number of queries on a path (PlanRAG, appendix C)."""
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
         leaves = await self._grow(run, "", (), 0)
         run.steps.sort(key=lambda step: (step.round or 0, step.node))
         return run.done(choose(leaves, self.select))
 
     async def _grow(self, run: Run, text: str, path: tuple[float, ...], depth: int) -> list[Leaf]:
         """Return the answers of this node and of all its descendants."""
-        prompt = run.prompt("rq_rag", f"Question: {one_line(run.question.question)}\n", text)
+        eos = run.kit.llm.tokenizer.eos_token or ""
+        prompt = turns(run.question.question, str(eos), run.kit.instructions) + text
         branches = ACTIONS if depth < self.depth else ()
         leaf, *below = await together(
             [
@@ -64,21 +73,42 @@ class RQRAG(Strategy):
         return [*leaf, *(descendant for leaves in below for descendant in leaves)]
 
     async def _respond(self, run: Run, prompt: str, path: tuple[float, ...]) -> list[Leaf]:
-        got = await run.complete("rq_rag", prompt + RESPONSE, _ANSWER)
-        answer = one_line(got.text)
-        return [Leaf(answer, path, _chosen(got))] if answer else []
+        answer, own = written(await run.complete("rq_rag", prompt + RESPONSE, _LINE))
+        return [Leaf(answer, path, own)] if answer else []
 
     async def _refine(
         self, run: Run, prompt: str, text: str, path: tuple[float, ...], depth: int, action: str
     ) -> list[Leaf]:
-        got = await run.complete("rq_rag", prompt + action, _QUERY)
-        query = one_line(got.text)
+        query, own = written(await run.complete("rq_rag", prompt + action, _LINE))
         if not query:
             return []
         passages = await run.search(query)
         run.retrieved(query, passages, node=f"{action} {len(text)}", round=depth)
-        below = f"{text}{action} {query}{END}\n{context_lines(passages)}"
-        return await self._grow(run, below, path + _chosen(got), depth + 1)
+        below = f"{text}{action} {query}{END}{evidence(passages)}"
+        return await self._grow(run, below, path + own, depth + 1)
+
+
+def turns(question: str, eos: str, instructed: bool) -> str:
+    """Return the prompt in the turns of the released checkpoint, up to the beginning of the assistant's turn."""
+    system = f"<|system|>\n{instruction('rq_rag')}{eos}\n" if instructed else ""
+    return f"{system}<|user|>\n{one_line(question)}{eos}\n<|assistant|>\n"
+
+
+def evidence(passages: Sequence[Passage]) -> str:
+    """Return passages between the evidence markers."""
+    lines = "\n".join(f"Title: {one_line(p.title)}\nText: {one_line(p.text)}" for p in passages)
+    return f"{EVIDENCE}{lines}{EVIDENCE_END}"
+
+
+def written(completion: Completion) -> tuple[str, tuple[float, ...]]:
+    """Return the text before the first control token, and its log-probabilities.
+
+    Engines leave special tokens out of the text, so that only the tokens show where it ends.
+    """
+    before = list(takewhile(lambda token: token.text.strip() not in CONTROL, completion.chosen))
+    ended = len(before) < len(completion.chosen)
+    text = "".join(token.text for token in before) if ended else completion.text
+    return one_line(text), tuple(token.logprob for token in before)
 
 
 def choose(leaves: list[Leaf], select: str) -> str | None:
@@ -98,7 +128,3 @@ def choose(leaves: list[Leaf], select: str) -> str | None:
 
 def _mean(logprobs: tuple[float, ...]) -> float:
     return sum(logprobs) / len(logprobs) if logprobs else -math.inf
-
-
-def _chosen(completion: Completion) -> tuple[float, ...]:
-    return tuple(token.logprob for token in completion.chosen)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from rag_train.formats.deeprag import one_line
 from rag_train.llm.base import Completion, Sampling, TokenLogprob
-from rag_train.schema import Passage, Question, Trajectory
+from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import Run, Strategy, together
 
 RETRIEVE = {"[Retrieval]": 1.0, "[No Retrieval]": 0.0}
@@ -47,8 +47,8 @@ class SelfRAG(Strategy):
     threshold: float | None = 0.2
     """Retrieve if the probability of [Retrieval] is at least this value; null: always retrieve."""
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         if self.threshold is not None and await wants_retrieval(run, question.question) < self.threshold:
             best = await _continue(run, question.question, None)
             run.known(question.question, best.answer)

@@ -7,7 +7,7 @@ from datetime import date
 from typing import ClassVar, Literal
 
 from rag_train.formats.tasks import Task
-from rag_train.schema import Question, Trajectory
+from rag_train.schema import Trajectory
 from rag_train.strategies.base import Run, Strategy
 
 DECIDE = Task("taare", "Answer:", Literal["[Yes]", "[No]"], max_tokens=8)
@@ -22,8 +22,8 @@ class TAARE(Strategy):
     today: str = str(date.today())
     """Date that is given to the model."""
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         decision = await run.ask(DECIDE, [("Today", self.today), ("Question", question.question)])
         return run.done(await single_step(run, retrieve=decision != "[No]"))
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from rag_train.formats.tasks import Task
-from rag_train.schema import Question, Trajectory
-from rag_train.strategies.base import Run, Strategy
+from rag_train.schema import Trajectory
+from rag_train.strategies.base import Run, Strategy, together
 from rag_train.strategies.baselines.taare import single_step
 
 YesNo = Literal["yes", "no"]
@@ -21,6 +21,8 @@ SELF = Task("uar_self", "Memory:", YesNo, max_tokens=4)
 class UAR(Strategy):
     """Retrieve if the user asks for it, or if the question needs knowledge that changes or that the model lacks.
 
+    As in the paper, the four questions are independent and asked at the same time.
+
     Simplification: a single fine-tuned model that answers yes or no to four questions replaces the four linear
     classifiers on the model's hidden state.
     """
@@ -28,16 +30,11 @@ class UAR(Strategy):
     paper: ClassVar = "Cheng et al. 2024 (UAR, the criteria tree); baseline of DeepRAG"
     needs: ClassVar = ("a classifier checkpoint (role classifier; recipes/uar.yaml)",)
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
         return run.done(await single_step(run, retrieve=await self._retrieve(run)))
 
     async def _retrieve(self, run: Run) -> bool:
-        async def says(task: Task) -> bool:
-            return await run.ask(task, [("Question", run.question.question)], "classifier") == "yes"
-
-        if await says(INTENT):
-            return True
-        if not await says(KNOWLEDGE):
-            return False
-        return await says(TIME) or not await says(SELF)
+        fields = [("Question", run.question.question)]
+        verdicts = await together(run.ask(task, fields, "classifier") for task in (INTENT, KNOWLEDGE, TIME, SELF))
+        intent, knowledge, time, remembered = (verdict == "yes" for verdict in verdicts)
+        return intent or (knowledge and (time or not remembered))

@@ -18,14 +18,13 @@ from rag_train.strategies.baselines import (
     rankrag,
     resp,
     taare,
-    two_hop,
     uar,
 )
 
 
 def test_examples_cover_and_parse_as_every_baseline_task(world: World, index: BM25Index):
     modules = (adaptive_rag, auto_rag, genground, ircot, iter_retgen, metarag, qd_rag, rankrag, resp, taare)
-    modules += (two_hop, uar)
+    modules += (uar,)
     tasks = {task.name: task for module in modules for task in vars(module).values() if isinstance(task, Task)}
     seen = set()
     for question in [*world.questions("dev")[:80], *world.compounds("dev", 10)]:

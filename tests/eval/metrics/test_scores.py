@@ -168,7 +168,7 @@ def test_counts_costs_and_retrieval() -> None:
         calls=calls,
     )
     (scored,) = score([question], [run])
-    assert (scored.retrievals, scored.rounds, scored.steps, scored.llm_calls) == (3, 2, 3, 3)
+    assert (scored.retrievals, scored.rounds, scored.steps, scored.llm_calls) == (3, 1, 3, 3)
     assert (scored.prompt_tokens, scored.completion_tokens) == (30, 6)
     assert (scored.success, scored.gold_precision, scored.gold_recall) == (0.0, 0.5, 0.5)
     assert gold_overlap(question, []) == (0.0, 0.0)

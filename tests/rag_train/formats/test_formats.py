@@ -54,6 +54,14 @@ def test_keeps_valid_lines_of_malformed_text():
         "chatter\nfollow up : Who?\nLet\u2019s search the question on Wikipedia\nIntermediate answer: X\n"
         "Intermediate answer: again\nFollow up: When?\nSo the final answer is: 3\nQuestion: more"
     )
-    assert [(s.subquery, s.decision, s.answer) for s in parsed.steps] == [("Who?", Decision.RETRIEVE, "X")]
+    assert [(s.subquery, s.decision, s.answer) for s in parsed.steps] == [
+        ("Who?", Decision.RETRIEVE, "X"),
+        ("When?", Decision.PARAMETRIC, ""),
+    ]
     assert parsed.answer == "3"
     assert len(parsed.problems) == 3
+
+
+def test_finds_the_answer_in_any_case():
+    assert reader.parse("It is X.\nSO THE FINAL ANSWER IS : X\nQuestion: more") == ("It is X.", "X")
+    assert reader.parse("It is X") == ("It is X", None)

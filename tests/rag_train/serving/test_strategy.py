@@ -30,7 +30,7 @@ from rag_train.llm.engines import EngineConfig
 from rag_train.miniworld.pretrain import PretrainConfig, pretrained
 from rag_train.miniworld.world import World, WorldConfig, write_world
 from rag_train.retrieval.index.bm25 import BM25Index
-from rag_train.schema import LLMCall, Passage, Plan, PlanNode, Question, Step, Trajectory
+from rag_train.schema import LLMCall, Passage, Plan, PlanNode, Step, Trajectory
 from rag_train.serving.strategy import MAX_BODY, app
 from rag_train.strategies.base import Run, Strategy
 from rag_train.strategies.kit import KitConfig, open_kit
@@ -47,8 +47,8 @@ class Staged(Strategy):
     waiting: ClassVar = threading.Event()
     cancelled: ClassVar = threading.Event()
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
         nodes = [PlanNode(id="Q1.1", question="a?"), PlanNode(id="Q2.1", question="b?", parents=["Q1.1"])]
         run.show("plan", Plan(nodes=nodes))
         run.known("first", question.question, round=1, node="Q1.1")
@@ -70,8 +70,8 @@ class Crowd(Strategy):
 
     barrier: ClassVar = asyncio.Barrier(8)
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
+        question = run.question
 
         async def step(i: int) -> None:
             await asyncio.sleep(0)
@@ -89,8 +89,8 @@ class Failing(Strategy):
 
     way: str = "engine"
 
-    async def answer(self, question: Question) -> Trajectory:
-        Run(self, question).known("before", "it failed")
+    async def solve(self, run: Run) -> Trajectory:
+        run.known("before", "it failed")
         errors = {"engine": EngineError("no answer\nwithin 1 s"), "user": UserError("the index is down; start it")}
         raise errors.get(self.way, RuntimeError("secret details"))
 
@@ -101,8 +101,7 @@ class Hostile(Strategy):
 
     pause: float = 0.0
 
-    async def answer(self, question: Question) -> Trajectory:
-        run = Run(self, question)
+    async def solve(self, run: Run) -> Trajectory:
         passages = [Passage(id=EVIL, title=EVIL, text=EVIL)]
         for i, node in enumerate(("Q1.1", "Q1.2", "Q2.1", EVIL)):
             await asyncio.sleep(self.pause)
@@ -115,7 +114,8 @@ class Hostile(Strategy):
             PlanNode(id="Q2.1", question=EVIL, parents=["Q1.1", "Q1.2"]),
             PlanNode(id=EVIL, question=EVIL, parents=["Q2.1", "gone"]),
         ]
-        return run.done(EVIL, EVIL, plan=Plan(nodes=nodes), outline={EVIL: [EVIL, EVIL]})
+        run.plan, run.outline = Plan(nodes=nodes), {EVIL: [EVIL, EVIL]}
+        return run.done(EVIL, EVIL)
 
 
 @pytest.fixture(scope="module")

@@ -177,7 +177,7 @@ def test_dualrag_reproduces_table_9():
     got = answer("dualrag", kit(Replay(said), found), FILMS)
     assert got.answer == "El Extraño Viaje"
     assert got.outline == {name: [summary] for name, summary in summaries.items()}
-    assert got.retrievals == 7 and got.rounds == 3
+    assert got.retrievals == 7 and got.rounds == 2  # the last thought does not retrieve
     assert found.queries == [query for named in entities for queries in named.values() for query in queries]
 
 
@@ -284,6 +284,16 @@ async def inspected(prompt: str, text: str) -> Inspection:
     spans = tuple(word.span() for word in words)
     unsure = (9.0,) * (len(words) - start)
     return Inspection(tuple(w[0] for w in words), start, spans, unsure, torch.ones(len(words), len(words)))
+
+
+def test_reasoning_without_an_answer_is_asked_for_one():
+    llm = Replay({"Thought:": " It was Ada", "Thought: It was Ada\nSo the final answer is:": " Ada\n"})
+    got = answer("cot", kit(llm), "Who?")
+    assert (got.answer, got.reasoning, len(got.calls)) == (
+        "Ada",
+        "It was Ada",
+        2,
+    ) and "no final answer" in got.notes["cut"]
 
 
 # -- invalid text ---------------------------------------------------------------------------------------------

@@ -1,0 +1,177 @@
+"""The baselines are as their papers define them: what they send to the model and to the retriever."""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+
+import pytest
+import torch
+from support.fakes import Found, Replay, Says, elapsed
+
+from rag_train.llm.base import Completion, Sampling, TokenLogprob, Usage
+from rag_train.llm.transformers import Inspection
+from rag_train.schema import Passage, Question, Trajectory
+from rag_train.strategies.base import Kit
+from rag_train.strategies.baselines import dragin, rq_rag
+from rag_train.strategies.baselines.sentences import first_sentence
+from rag_train.strategies.registry import build
+
+PASSAGES = [Passage(id=str(i), title=f"T{i}", text=f"Text {i}.") for i in range(3)]
+ASKED = Question(id="q", question="Who?", answers=["x"])
+NOTHING = Found([])
+
+
+def answer(spec: str, llm: Says | Replay, found: Found = NOTHING) -> Trajectory:
+    kinds = dict.fromkeys(("sparse", "dense", "web"), found)
+    return asyncio.run(build(spec, Kit(llm, found, instructions=False, retrievers=kinds)).answer(ASKED))  # pyright: ignore
+
+
+class Tokens(Says):
+    """An engine that writes the given tokens, each with its log-probability."""
+
+    def __init__(self, tokens: Sequence[tuple[str, float]]):
+        self.tokens, self.prompts = tokens, []
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        self.prompts.append(prompt)
+        made = tuple((TokenLogprob(i, text, logprob),) for i, (text, logprob) in enumerate(self.tokens))
+        text = "".join(text for text, _ in self.tokens)
+        return Completion(text, tuple(range(len(made))), Usage(1, len(made)), logprobs=made)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (" J. R. R. Tolkien wrote it. He was born", " J. R. R. Tolkien wrote it."),
+        (" Dr. Who lives in St. Ives. Then", " Dr. Who lives in St. Ives."),
+        (' He said "No." Then he left.', ' He said "No."'),
+        (" It costs 3.5 pounds", " It costs 3.5 pounds"),
+        ("", ""),
+    ],
+)
+def test_a_sentence_ends_at_its_end(text: str, sentence: str):
+    assert first_sentence(text) == sentence
+
+
+def test_flare_judges_the_tokens_of_the_sentence_only():
+    sure = [(" Ada", -0.1), (" wrote", -0.1), (" it.", -0.1), (" Then", -9.0), (" he", -9.0)]
+    assert answer("flare,max_sentences=1", Tokens(sure), Found(PASSAGES)).retrievals == 0
+
+
+def test_flare_looks_ahead_without_passages():
+    llm, found = Tokens([(" Ada", -0.1), (" wrote", -9.0), (" it.", -0.1)]), Found(PASSAGES)
+    got = answer("flare,max_sentences=2", llm, found)
+    assert found.queries == ["Ada it."] * 2 or found.queries == ["Ada it."]
+    assert ["Context:" in prompt for prompt in llm.prompts][:3] == [False, True, False]
+    assert got.reasoning == "Ada wrote it."
+
+
+def inspection(tokens: Sequence[str], text: str, start: int, entropy: Sequence[float]) -> Inspection:
+    spans, at = [], 0
+    for token in tokens:
+        word = token.replace("Ġ", " ")
+        spans.append((at, at + len(word)))
+        at += len(word)
+    assert at == len(text)
+    return Inspection(tuple(tokens), start, tuple(spans), tuple(entropy), torch.ones(len(tokens), len(tokens)))
+
+
+def test_dragin_reads_words_from_the_text():
+    text = "Who? the ( Ada wrote"
+    seen = inspection(["Who?", "Ġthe", "Ġ(", "ĠAda", "Ġwrote"], text, 1, [9.0] * 4)
+    assert dragin.trigger(seen, text, 1.0) == 3  # not the stop word, and not the bracket
+
+
+def test_dragin_goes_on_from_the_token_that_triggers():
+    llm = Replay({"Thought:": " It was Bob.", "Thought: It was": " Ada.", "answer is:": " Ada"})
+
+    async def inspect(prompt: str, text: str) -> Inspection:
+        spans = tuple(match.span() for match in re.finditer(r"\S+|$", prompt + text))
+        tokens = tuple((prompt + text)[slice(*span)] for span in spans)
+        start = next(i for i, span in enumerate(spans) if span[0] >= len(prompt))
+        entropy = tuple(9.0 if token == "Bob." else 0.0 for token in tokens[start:])
+        return Inspection(tokens, start, spans, entropy, torch.ones(len(tokens), len(tokens)))
+
+    llm.inspect = inspect  # pyright: ignore[reportAttributeAccessIssue]
+    got = answer("dragin,max_sentences=1", llm, Found(PASSAGES))
+    assert got.reasoning == "It was Ada." and got.retrievals == 1 and got.answer == "Ada"
+
+
+def test_two_hop_rag_searches_with_each_passage():
+    found = Found(PASSAGES)
+    got = answer("two-hop-rag", Says(" Ada"), found)
+    assert found.queries == ["Who?", "T0 Text 0.", "T1 Text 1.", "T2 Text 2."]
+    assert (got.retrievals, got.rounds, len(got.calls)) == (4, 2, 1)
+
+
+def test_rq_rag_writes_the_format_of_the_checkpoint():
+    seen: list[str] = []
+
+    def say(prompt: str) -> str:
+        seen.append(prompt)
+        return " Ada" if prompt.endswith(rq_rag.RESPONSE) else " a query"
+
+    got = answer("rq-rag,depth=1", Says(say), Found(PASSAGES[:1]))
+    head = "<|user|>\nWho?\n<|assistant|>\n"
+    below = f"{head}[S_Rewritten_Query] a query[EOS][R_Evidences]Title: T0\nText: Text 0.[/R_Evidences][A_Response]"
+    assert below in seen and head + "[A_Response]" in seen and got.answer == "Ada"
+    assert "multi-hop reasoning" in rq_rag.turns("Who?", "</s>", True)
+
+
+def test_rq_rag_text_ends_at_a_control_token_that_the_engine_left_out():
+    tokens = [(" a", -0.1), (" query", -0.2), ("[EOS]", -0.3), ("Title", -0.4)]
+    made = tuple((TokenLogprob(i, text, logprob),) for i, (text, logprob) in enumerate(tokens))
+    completion = Completion(" a queryTitle", tuple(range(4)), Usage(1, 4), logprobs=made)
+    assert rq_rag.written(completion) == ("a query", (-0.1, -0.2))
+
+
+@pytest.mark.parametrize(
+    ("line", "argument"),
+    [
+        ("Finish[Richard Nixon] Done", "Richard Nixon"),
+        ("Finish[Richard Nixon", "Richard Nixon"),
+        ("Finish[Sonata [No. 2]] and more]", "Sonata [No. 2]"),
+    ],
+)
+def test_react_takes_what_is_in_the_brackets(line: str, argument: str):
+    assert answer("react", Says(f" so\nAction 1: {line}")).answer == argument
+
+
+def test_fireact_has_no_example():
+    kit = Kit(llm := Replay({"Thought 1:": " so\nAction 1: Finish[Ada]"}), NOTHING)  # pyright: ignore
+    assert asyncio.run(build("fireact", kit).answer(ASKED)).answer == "Ada"
+    assert llm.asked == ["Question: Who?\nThought 1:"]
+
+
+def test_qd_rag_asks_an_undecomposed_question_once():
+    said = {"Subqueries:\n": '["who"]', "Generation:\n": '{"Response": "Ada"}'}
+    for spec in ("qd-rag", "qd-rag-subq"):
+        found = Found(PASSAGES)
+        got = answer(spec, Replay(said), found)
+        assert (got.answer, len(got.calls), found.queries, got.retrievals) == ("Ada", 2, ["Who?"], 1)
+
+
+def test_hybrid_searcher_has_no_high_level_searcher():
+    found = Found(PASSAGES)
+    got = answer("levelrag-hybrid", Says(" yes"), found)
+    assert {step.node for step in got.steps} == {"sparse", "dense", "web"}
+    assert {call.module for call in got.calls} == {"levelrag_rewrite", "levelrag_sufficient", "reader"}
+
+
+class Slow(Says):
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        await asyncio.sleep(1.0)
+        return await super().complete(prompt, sampling)
+
+
+def test_independent_work_runs_at_the_same_time():
+    kit = Kit(Slow(" no"), Found(PASSAGES, 1.0), instructions=False)  # pyright: ignore[reportArgumentType]
+    assert elapsed(build("uar", kit).answer(ASKED)) == 2.0  # four probes at once, and the answer
+    kit = Kit(Slow("[]"), Found(PASSAGES, 1.0), instructions=False)  # pyright: ignore[reportArgumentType]
+    assert elapsed(build("planrag-question", kit).answer(ASKED)) == 2.0  # the search during the planning
+
+
+def test_prompts_have_no_test_question_of_the_papers():
+    prompts = "".join(p.read_text(encoding="utf-8") for p in (files("rag_train") / "prompts").iterdir())
+    assert not re.search("Extraño Viaje|Love In Pawn", prompts, re.IGNORECASE)

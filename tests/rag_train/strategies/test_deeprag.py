@@ -1,0 +1,79 @@
+"""DeepRAG's loop: a controller that does not keep to the grammar makes a bounded number of calls and searches."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.fakes import Found, Says, completion
+
+from rag_train.formats import deeprag
+from rag_train.llm.base import Completion, Sampling
+from rag_train.schema import Passage, Question, Trajectory
+from rag_train.strategies.base import Kit
+from rag_train.strategies.registry import build
+
+FOLLOW, SEARCH = deeprag.FOLLOW_UP, deeprag.SEARCH
+PIECES = ["", "\n", " x\n", f"{FOLLOW} who?\n", f"\n{FOLLOW}", SEARCH, f"{SEARCH.lower()}\n", deeprag.INTERMEDIATE]
+PIECES += ["Question: new\n", f"{deeprag.FINAL}", f"{deeprag.CONTEXT} c\n", "word " * 300]
+
+
+class Writes(Says):
+    """An engine that writes the texts in turn, and then the last of them again, and tells what ended each."""
+
+    def __init__(self, texts: list[str]):
+        self.texts, self.made = texts, 0
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        text = self.texts[min(self.made, len(self.texts) - 1)]
+        self.made += 1
+        got = completion(text, sampling)
+        stops = [stop for stop in sampling.stop if got.text + stop == text[: len(got.text) + len(stop)]]
+        return Completion(
+            got.text,
+            got.token_ids,
+            got.usage,
+            stops[0] if stops else None,
+            len(got.token_ids) == sampling.max_tokens,
+            got.logprobs,
+        )
+
+
+def answer(spec: str, *texts: str) -> tuple[Trajectory, Found]:
+    found = Found([Passage(id="p", title="T", text="Text.")])
+    kit = Kit(Writes(list(texts)), found, instructions=False)  # pyright: ignore[reportArgumentType]
+    return asyncio.run(build(spec, kit).answer(Question(id="q", question="Who?", answers=["x"]))), found
+
+
+@pytest.mark.parametrize("mode", ["adaptive", "parametric", "retrieve"])
+@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=6).map("".join), min_size=1, max_size=8))
+def test_any_text_ends_within_the_stated_calls_and_searches(mode: str, texts: list[str]):
+    got, found = answer(f"deeprag,mode={mode},max_steps=3", *texts)
+    assert len(found.queries) == got.retrievals <= 3
+    assert len(got.calls) <= (5 if mode == "adaptive" else 7)
+
+
+def test_a_controller_that_writes_nothing_must_answer():
+    got, found = answer("deeprag", f"{FOLLOW} Who?\n{SEARCH}", "", " Ada")
+    assert [(s.subquery, s.answer, len(s.passages)) for s in got.steps] == [("Who?", "", 1)]
+    assert got.answer == "Ada" and found.queries == ["Who?"] and len(got.calls) == 3
+    assert got.notes["cut"] == "the controller did not go on, at the subquery 'Who?'"
+
+
+def test_a_follow_up_in_place_of_an_answer_counts_as_a_step():
+    got, found = answer("deeprag", f"\n{FOLLOW} again?\n{SEARCH}")
+    assert len(found.queries) == 6 == len(got.steps) and not any(step.answer for step in got.steps)
+    assert all(step.passages for step in got.steps)
+    assert got.notes["cut"].startswith("ended after max_steps=6")
+
+
+def test_a_cut_call_leaves_a_note_of_its_subquery():
+    got, _ = answer("deeprag,max_tokens=4", f"{FOLLOW} who was the first of them all", "Ada")
+    assert got.notes["cut"] == "a call ended at max_tokens=4, at the subquery 'who was'"
+
+
+def test_a_search_that_was_only_written_is_not_a_retrieval():
+    said = f"{FOLLOW} Who?\n{SEARCH.lower()}\nIntermediate answer: Ada\n{FOLLOW} When?\n{SEARCH}"
+    got, found = answer("deeprag", said, f" 1815\n{deeprag.FINAL} 1815")
+    assert [(s.decision, bool(s.passages)) for s in got.steps] == [("parametric", False), ("retrieve", True)]
+    assert found.queries == ["When?"] and got.answer == "1815" and "cut" not in got.notes
