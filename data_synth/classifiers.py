@@ -1,114 +1,186 @@
 """Training data of two baselines' classifiers: Adaptive-RAG's complexity labels and UAR's four judgements.
 
 The labels come from the model's own trajectories on the same questions, written by `rag-train eval`: one run
-answers from memory, the other from one retrieval.
+answers from memory, one from one retrieval, and one (Adaptive-RAG's) from several. UAR's judgements of time and of
+knowledge come from the question sets.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pydantic import FilePath
+from pydantic import Field, FilePath
 
 from rag_train.answers import exact_match
+from rag_train.data_synth.inputs import read_files
 from rag_train.data_synth.modules.examples import task_record
 from rag_train.errors import UserError
 from rag_train.files import read_records
+from rag_train.formats.tasks import Task
+from rag_train.progress import console
 from rag_train.questions.load import load_questions
 from rag_train.resumable import WHOLE, Outcome, Shard, Summary, run
 from rag_train.schema import Question, SFTRecord, Trajectory
 from rag_train.strategies.baselines import adaptive_rag, uar
+
+UAR_TASKS = (uar.INTENT, uar.KNOWLEDGE, uar.TIME, uar.SELF)
+REQUESTS = (
+    "Please search for this: {}",
+    "Look this up for me. {}",
+    "{} Please use a search engine.",
+    "Can you find this on the web? {}",
+    "{} Give me an answer with a source from Wikipedia.",
+    "Search the internet and tell me: {}",
+    "I need a reliable reference for this question. {}",
+    "{} Do not answer from memory, check it.",
+)
+"""Ways to ask for a search, drawn at random for UAR's judgement of intent."""
+ALL = {
+    "adaptive-rag": ("A", "B", "C"),
+    "uar": tuple(f"{task.name} {label}" for task in UAR_TASKS for label in ("yes", "no")),
+}
+"""The classes that each method's data must have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierRecipe:
     """Labels for a classifier that decides, before the model writes anything, whether and how to retrieve."""
 
-    questions: FilePath
-    """Question file that both runs answered."""
-    direct: FilePath
-    """Trajectories of the run that answered from memory."""
-    rag: FilePath
-    """Trajectories of the run that answered from one retrieval."""
+    questions: list[FilePath]
+    """Question files that all runs answered. Adaptive-RAG needs questions of one hop and of several."""
+    direct: list[FilePath]
+    """Trajectories of the run that answered from memory: a file for each of `questions`, in the same order."""
     output: str
     """JSON Lines file to write."""
+    rag: list[FilePath] = field(default_factory=list)
+    """Trajectories of the run that answered from one retrieval; required by Adaptive-RAG."""
+    multi: list[FilePath] = field(default_factory=list)
+    """Trajectories of the run that answered from several retrievals (IRCoT); Adaptive-RAG can do without."""
+    timely: list[FilePath] = field(default_factory=list)
+    """UAR: files of questions whose answers change with time, such as CAG's."""
+    no_knowledge: list[FilePath] = field(default_factory=list)
+    """UAR: files of questions that take no factual knowledge, such as arithmetic or common sense."""
+    seed: int = 0
+    """Seed of the requests to search."""
     instructions: bool = True
     """Begin each prompt with the instruction; false for models trained without it."""
 
 
 Method = Literal["adaptive-rag", "uar"]
+Kind = Literal["answered", "timely", "no knowledge"]
 
 
-def adaptive_rag_records(
-    question: Question, direct: bool, single: bool, *, instructions: bool = True
-) -> list[SFTRecord]:
-    """Make the record of a question's complexity label (Jeong et al. 2024, section 3.2).
+class Labelled(Question):
+    """A question, which set it is from, and which runs answered it correctly."""
 
-    A if the answer from memory (``direct``) is correct; else B if the answer from one retrieval (``single``) is;
-    else C for a question with several hops and B for others (the datasets' inductive bias).
+    kind: Kind = "answered"
+    right: Mapping[str, bool] = Field(default_factory=dict)
+
+
+def complexity(question: Labelled) -> str:
+    """Return a question's complexity label (Jeong et al. 2024, section 3.2).
+
+    It is the simplest run that answered correctly: A from memory, B with one retrieval, C with several. If none
+    did, it is C for a question with several hops and B for others (the datasets' inductive bias).
     """
-    label = "A" if direct else "B" if single or (question.hops or 1) < 2 else "C"
-    fields = [("Question", question.question)]
-    return [
-        task_record(
-            adaptive_rag.CLASSIFY, fields, label, id=question.id, source="search", instructions=instructions
-        )
-    ]
+    for label, name in (("A", "direct"), ("B", "rag"), ("C", "multi")):
+        if question.right.get(name):
+            return label
+    return "C" if (question.hops or 1) > 1 else "B"
 
 
-def uar_records(question: Question, direct: bool, *, instructions: bool = True) -> list[SFTRecord]:
-    """Make the records of a question's four judgements (Cheng et al. 2024, section 3.2).
+def adaptive_rag_records(question: Labelled, *, instructions: bool = True) -> list[SFTRecord]:
+    """Make the record of a question's complexity label."""
+    return [_record(question, adaptive_rag.CLASSIFY, question.question, complexity(question), "", instructions)]
 
-    Self-aware: whether the answer from memory (``direct``) is correct. Intent-aware: yes for the question with a
-    request to search, no for the question alone. Knowledge-aware: yes, because the questions ask for facts.
-    Time-aware: whether the dataset gives the question a date.
+
+def uar_records(question: Labelled, seed: int, *, instructions: bool = True) -> list[SFTRecord]:
+    """Make the records of a question's judgements (Cheng et al. 2024, section 3.2).
+
+    Self-aware: whether the answer from memory is correct. Intent-aware: yes for the question with a request to
+    search, no for the question alone. Time-aware: whether the question is from a file of timely questions, or its
+    dataset gives it a date. Knowledge-aware: no for the files of questions that take no knowledge. Each criterion
+    has examples that the criteria before it in the tree let through.
     """
-    dated = "yes" if question.metadata.get("q_date") else "no"
-    request = f"Please search for this: {question.question}"
+    text = question.question
+    request = random.Random(f"{seed}-{question.id}").choice(REQUESTS).format(text)
+    timely = question.kind == "timely" or bool(question.metadata.get("q_date"))
+    needed = question.kind != "no knowledge"
     judgements = [
-        (uar.SELF, question.question, "yes" if direct else "no", ""),
-        (uar.INTENT, question.question, "no", "/plain"),
-        (uar.INTENT, request, "yes", "/wish"),
-        (uar.KNOWLEDGE, question.question, "yes", ""),
-        (uar.TIME, question.question, dated, ""),
+        (uar.INTENT, text, False, "/plain"),
+        (uar.INTENT, request, True, "/wish"),
+        (uar.KNOWLEDGE, text, needed, ""),
     ]
+    if needed:
+        judgements.append((uar.TIME, text, timely, ""))
+    if "direct" in question.right:
+        judgements.append((uar.SELF, text, question.right["direct"], ""))
     return [
-        task_record(
-            task,
-            [("Question", text)],
-            label,
-            id=f"{question.id}{place}",
-            source="search",
-            instructions=instructions,
-        )
-        for task, text, label, place in judgements
+        _record(question, task, asked, "yes" if verdict else "no", place, instructions)
+        for task, asked, verdict, place in judgements
     ]
+
+
+def _record(question: Question, task: Task, text: str, label: str, place: str, instructions: bool) -> SFTRecord:
+    id, fields = f"{question.id}{place}", [("Question", text)]
+    return task_record(task, fields, label, id=id, source="search", instructions=instructions)
 
 
 async def synthesize_classifier(method: Method, recipe: ClassifierRecipe, shard: Shard = WHOLE) -> Summary:
-    """Write the labels. Raises UserError if a run has no trajectory of a question."""
-    questions = load_questions(recipe.questions)
-    runs = {name: _answers(getattr(recipe, name)) for name in ("direct", "rag")}
-    for name, answers in runs.items():
-        if missing := [q.id for q in questions if q.id not in answers]:
-            raise UserError(
-                f"{getattr(recipe, name)}: no trajectory of question {missing[0]!r}; run `rag-train eval` again"
-            )
+    """Write the labels, and say which classes have none.
 
-    async def work(question: Question) -> Outcome:
-        correct = {name: exact_match(answers[question.id], question.answers) for name, answers in runs.items()}
+    Raises UserError if a run has no file or no trajectory for a question.
+    """
+    questions = labelled_questions(method, recipe)
+
+    async def work(question: Labelled) -> Outcome:
         if method == "adaptive-rag":
-            records = adaptive_rag_records(
-                question, correct["direct"], correct["rag"], instructions=recipe.instructions
-            )
-            return Outcome(records, {records[0].segments[-1].text.strip(): 1})
-        counts = {f"{name} right": int(value) for name, value in correct.items()}
-        return Outcome(uar_records(question, correct["direct"], instructions=recipe.instructions), counts)
+            records = adaptive_rag_records(question, instructions=recipe.instructions)
+            return Outcome(records, {complexity(question): 1})
+        records = uar_records(question, recipe.seed, instructions=recipe.instructions)
+        return Outcome(records, dict(Counter(f"{r.task} {r.segments[-1].text.strip()}" for r in records)))
 
     settings = {name: str(value) for name, value in vars(recipe).items()} | {"method": method}
-    return await run(questions, work, Path(recipe.output), settings, label=method, shard=shard)
+    summary = await run(questions, work, Path(recipe.output), settings, label=method, shard=shard)
+    if absent := [name for name in ALL[method] if not summary.counts.get(name)]:
+        console.print(
+            f"no examples of {', '.join(absent)}: the classifier cannot learn it; add files to the recipe"
+        )
+    return summary
+
+
+def labelled_questions(method: Method, recipe: ClassifierRecipe) -> list[Labelled]:
+    """Read the recipe's questions, with what the runs made of them."""
+    runs = {name: getattr(recipe, name) for name in ("direct", "rag", "multi")}
+    required = ("direct", "rag") if method == "adaptive-rag" else ("direct",)
+    for name, files in runs.items():
+        if (files or name in required) and len(files) != len(recipe.questions):
+            problem = f"{len(files)} files for {len(recipe.questions)} files of questions"
+            raise UserError(f"{name}: {problem}; give a file for each, in the same order")
+    others: dict[Path, Kind] = {}
+    if method == "uar":
+        others |= dict.fromkeys(recipe.timely, "timely")
+        others |= dict.fromkeys(recipe.no_knowledge, "no knowledge")
+    by_file = read_files([*recipe.questions, *others], None, recipe.seed)
+    out: list[Labelled] = []
+    for i, path in enumerate(recipe.questions):
+        answers = {name: _answers(files[i]) for name, files in runs.items() if files}
+        for question, original in zip(by_file[path], load_questions(path), strict=True):
+            right = {name: _right(runs[name][i], of, original) for name, of in answers.items()}
+            out.append(Labelled(**dict(question), right=right))
+    out += [Labelled(**dict(question), kind=kind) for path, kind in others.items() for question in by_file[path]]
+    return out
+
+
+def _right(path: Path, answers: Mapping[str, str | None], question: Question) -> bool:
+    if question.id not in answers:
+        raise UserError(f"{path}: no trajectory of question {question.id!r}; run `rag-train eval` again")
+    return exact_match(answers[question.id], question.answers)
 
 
 def _answers(path: Path) -> dict[str, str | None]:

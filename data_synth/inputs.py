@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,31 @@ from rag_train.schema import Question
 def read_questions(files: Iterable[Path], sample: int | None, seed: int) -> list[Question]:
     """Read question files; of each file, draw ``sample`` questions at random, or take all if it is None.
 
-    Raises UserError if a file cannot be read.
+    Raises UserError if a file cannot be read or is given twice.
     """
-    return [question for path in files for question in at_most(load_questions(path), sample, seed)]
+    return list(chain.from_iterable(read_files(files, sample, seed).values()))
+
+
+def read_files(files: Iterable[Path], sample: int | None, seed: int) -> dict[Path, list[Question]]:
+    """Read question files as `read_questions` does, and return the questions of each.
+
+    An id that occurs in several files, such as FlashRAG's ``train_0``, gets the name of its file.
+    """
+    by_file: dict[Path, list[Question]] = {}
+    for path in files:
+        if path in by_file:
+            raise UserError(f"{path}: the file is given twice; name it once")
+        by_file[path] = at_most(load_questions(path), sample, seed)
+    counts = Counter(question.id for questions in by_file.values() for question in questions)
+    shared = {id for id, count in counts.items() if count > 1}
+    if not shared:
+        return by_file
+    folder = os.path.commonpath([path.absolute().parent for path in by_file])
+    names = {path: os.path.relpath(path.absolute(), folder) for path in by_file}
+    return {
+        path: [q.model_copy(update={"id": f"{names[path]}:{q.id}"}) if q.id in shared else q for q in questions]
+        for path, questions in by_file.items()
+    }
 
 
 def check_unique_ids(questions: Sequence[Question]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from rich.text import Text
 from rag_train.answers import normalize
 from rag_train.data_synth.inspect.records import read_record_file
 from rag_train.data_synth.inspect.statistics import Statistics, statistics_of
+from rag_train.data_synth.knowable import strings, unknown, without_instruction
 from rag_train.data_synth.leakage import HeldOutQuestions
 from rag_train.formats import planrag
 from rag_train.formats.deeprag import CONTEXT
@@ -46,7 +46,7 @@ class Report:
 
 
 def check(path: Path, tokenizer: str | None = None, against: Path | None = None) -> Report:
-    """Check the file of records ``path``.
+    """Check the file of records ``path``, and what its examples from annotations teach (see `knowable.unknown`).
 
     Args:
         path: the file.
@@ -94,6 +94,8 @@ def problems(record: Record) -> Iterator[str]:
                 yield "segments differ from the completion"
             if not any(segment.trained and segment.text for segment in record.segments):
                 yield "no text is trained"
+            if unknown(record):
+                yield "target cannot be known from the prompt"
         case PreferencePair():
             if not 0 <= record.history_start <= len(record.prompt):
                 yield "history_start is outside the prompt"
@@ -151,31 +153,10 @@ def text_lines(record: Record) -> Iterator[str]:
             texts = [record.question, *(step.subquery for step in record.steps)]
     for line in (line for text in texts for line in text.splitlines()):
         if line.startswith(("{", "[")):
-            yield from _strings(line)
+            yield from strings(line)
         elif not line.startswith(CONTEXT):
             label, _, rest = line.partition(": ")
             yield rest or label
-
-
-def without_instruction(prompt: str) -> str:
-    """Return the prompt without its instruction, which ends with a blank line."""
-    return prompt.rpartition("\n\n")[2]
-
-
-def _strings(text: str) -> Iterator[str]:
-    """Yield the strings in a JSON text; nothing if it is not valid JSON."""
-    try:
-        values = [json.loads(text)]
-    except (ValueError, RecursionError):
-        return
-    while values:
-        match values.pop():
-            case str() as value:
-                yield value
-            case list() as value:
-                values += value
-            case dict() as value:
-                values += value.values()
 
 
 def render_report(report: Report) -> Group:

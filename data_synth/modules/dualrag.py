@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from rag_train.answers import exact_match, normalize
-from rag_train.data_synth.modules.examples import Examples, gold_outcome, retrieved, says, task_record
+from rag_train.data_synth.knowable import FIXED, names
+from rag_train.data_synth.modules.examples import Examples, gold_outcome, retrieved, subjects_known, task_record
 from rag_train.data_synth.modules.factory import Factory
 from rag_train.data_synth.modules.planrag import plan_from_gold
 from rag_train.data_synth.modules.recipes import Capability, DualRAGRecipe
@@ -22,12 +25,14 @@ from rag_train.formats import dualrag, planrag
 from rag_train.formats.deeprag import one_line
 from rag_train.formats.dualrag import Entity, Reasoning
 from rag_train.formats.planrag import PlanError
+from rag_train.formats.tasks import Fields
 from rag_train.judge import JudgeInput, verdict
 from rag_train.llm.memo import CallLog
+from rag_train.questions.hops import fold, mentions, plain
 from rag_train.resumable import Outcome, Rejected, cost
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord, Trajectory
-from rag_train.strategies.base import Ask, Kit, asked
+from rag_train.strategies.base import Ask, Kit, Run, asked, interleave
 from rag_train.strategies.dualrag import DualRAG
 from rag_train.table import Table
 
@@ -71,46 +76,103 @@ def rounds(question: Question) -> list[list[int]]:
 def gold_records(
     question: Question, passages_by_query: Mapping[str, list[Passage]], *, instructions: bool = True
 ) -> list[SFTRecord]:
-    """Make examples of all modules; ``passages_by_query`` has the passages of each hop's subquery.
+    """Make examples of all modules; ``passages_by_query`` has the passages of each hop's subquery and entity.
 
-    Each round's thought names what is missing, and the last thought gives the answer. Returns no examples if an
-    annotated hop has no entity.
+    A hop that its passages do not answer stays out of the outline; the Reasoner then asks for it again, under the
+    name of its entity. If that fails, too, the examples end there, because nobody can know the rest. Returns no
+    examples if an annotated hop has no entity.
     """
     steps = question.decomposition
-    if not steps or not all(step.entity for step in steps):
+    if not steps or not subjects_known(question):
         return []
-    out = Examples(question, instructions)
-    outline: dict[str, list[str]] = {}
-    thoughts: list[str] = []
-    for n, hops in enumerate(rounds(question)):
-        state = dualrag.state_fields(question.question, dualrag.outline_lines(outline), thoughts)
-        thought = thought_of_missing([steps[i] for i in hops])
-        out.add(dualrag.REASON, state, Reasoning(thought=thought, retrieve=True), str(n))
-        thoughts.append(thought)
-        state = dualrag.state_fields(question.question, dualrag.outline_lines(outline), thoughts)
-        queries: dict[str, list[str]] = {}
-        for i in hops:
-            queries.setdefault(steps[i].entity, []).append(steps[i].subquery)
-        entities = [Entity(entity=entity, queries=entity_queries) for entity, entity_queries in queries.items()]
-        out.add(dualrag.IDENTIFY, state, entities, str(n))
-        for i in hops:
-            step = steps[i]
-            passages = passages_by_query[step.subquery]
-            summary = step.answer if says(passages, step.short) else dualrag.NOTHING
-            fields = dualrag.summary_fields(question.question, thought, step.entity, passages)
-            out.add(dualrag.SUMMARIZE, fields, summary, str(i))
-            outline.setdefault(step.entity, []).append(step.answer)
-    state = dualrag.state_fields(question.question, dualrag.outline_lines(outline), thoughts)
-    thought = f"Nothing is missing, the answer is {question.answers[0]}."
-    out.add(dualrag.REASON, state, Reasoning(thought=thought, retrieve=False), "end")
-    state = dualrag.state_fields(question.question, dualrag.outline_lines(outline), [*thoughts, thought])
-    out.add(dualrag.ANSWER, state, question.answers[0], "end")
-    return out
+    writer = _Writer(question, passages_by_query, instructions)
+    found: list[GoldStep] = []
+    for hops in rounds(question):
+        missing = [steps[i] for i in hops]
+        for again in (False, True):
+            if missing:
+                answered = writer.round(found, missing, again)
+                found = [step for step in missing if step in answered]
+                missing = [step for step in missing if step not in answered]
+        if missing:
+            return writer.examples
+    writer.end(found)
+    return writer.examples
 
 
-def thought_of_missing(steps: Sequence[GoldStep]) -> str:
-    """Return a thought that names the subqueries of ``steps`` as missing."""
-    return f"I need to know: {' '.join(step.subquery for step in steps)}"
+class _Writer:
+    """The state of DualRAG's loop on one question with annotated hops, and the examples made on the way."""
+
+    def __init__(self, question: Question, passages: Mapping[str, list[Passage]], instructions: bool):
+        self.examples = Examples(question, instructions)
+        self._question = question
+        self._passages = passages
+        self._outline: dict[str, list[str]] = {}
+        self._thoughts: list[str] = []
+
+    def round(self, found: Sequence[GoldStep], missing: Sequence[GoldStep], again: bool) -> list[GoldStep]:
+        """Write a round that searches for the answers of ``missing``; return the hops that it answered."""
+        place = len(self._thoughts)
+        self._think(" ".join([*map(statement, found), need(missing, again)]), True, place)
+        entities: dict[str, list[GoldStep]] = {}
+        for step in missing:
+            entities.setdefault(step.entity, []).append(step)
+        queries = {name: [name if again else step.subquery for step in steps] for name, steps in entities.items()}
+        named = [Entity(entity=name, queries=list(dict.fromkeys(queries[name]))) for name in entities]
+        self.examples.add(dualrag.IDENTIFY, self._state(), named, place)
+        answered: list[GoldStep] = []
+        for i, (name, steps) in enumerate(entities.items()):
+            lists = [self._passages.get(query, []) for query in queries[name]]
+            passages = interleave(lists)[: max(map(len, lists))]
+            says = {step.subquery: evidence(step, passages) for step in steps}
+            facts = list(dict.fromkeys(filter(None, says.values())))
+            fields = dualrag.summary_fields(self._question.question, self._thoughts[-1], name, passages)
+            self.examples.add(dualrag.SUMMARIZE, fields, " ".join(facts) or dualrag.NOTHING, f"{place}/{i}")
+            known = self._outline.setdefault(name, [])
+            known += [part for part in (" ".join(facts),) if part and part not in known]
+            answered += [step for step in steps if says[step.subquery]]
+        return answered
+
+    def end(self, found: Sequence[GoldStep]) -> None:
+        """Write the last thought and the answer, if the answer can be known by now."""
+        answer = self._question.answers[0]
+        if fold(answer) not in FIXED and not mentions(dualrag.ANSWER.body(self._state()), answer):
+            return
+        last = f"Nothing is missing, the answer is {answer}."
+        self._think(" ".join([*map(statement, found), last]), False, "end")
+        self.examples.add(dualrag.ANSWER, self._state(), answer, "end")
+
+    def _think(self, thought: str, retrieve: bool, place: int | str) -> None:
+        self.examples.add(dualrag.REASON, self._state(), Reasoning(thought=thought, retrieve=retrieve), place)
+        self._thoughts.append(thought)
+
+    def _state(self) -> Fields:
+        outline = dualrag.outline_lines(self._outline)
+        return dualrag.state_fields(self._question.question, outline, self._thoughts)
+
+
+def need(steps: Sequence[GoldStep], again: bool) -> str:
+    """Return the part of a thought that says what is missing, for the first time or still."""
+    missing = " ".join(step.subquery for step in steps)
+    return f"The passages do not say it, I still need to know: {missing}" if again else f"I need to know: {missing}"
+
+
+def statement(step: GoldStep) -> str:
+    """Return a hop and its answer as a sentence, or as question and answer if the sentence is not known."""
+    if step.value:  # the answer is a sentence
+        return step.answer
+    match = re.fullmatch(r"(?:Who|What) is (the .+ of .+)\?", step.subquery)
+    answer = step.answer.rstrip(".")
+    return f"{match[1][0].upper()}{match[1][1:]} is {answer}." if match else f"{step.subquery} {answer}."
+
+
+def evidence(step: GoldStep, passages: Sequence[Passage]) -> str:
+    """Return the sentence that answers the hop, from the passages about its entity; empty if there is none."""
+    about = [p for p in passages if p.id in step.passage_ids or mentions(f"{p.title} {p.text}", step.entity)]
+    if step.value and any(mentions(passage.text, step.answer) for passage in about):
+        return step.answer
+    saying = [s for passage in about for s in _sentences(passage.text) if mentions(s, step.short)]
+    return next((s for s in saying if mentions(s, step.entity)), saying[0] if saying else "")
 
 
 async def outcome(
@@ -119,17 +181,47 @@ async def outcome(
     """Make the question's examples of the recipe's capabilities."""
     if teacher:
         return await _teacher_outcome(question, recipe, teacher)
-    passages_by_query = await retrieved(retriever, question, recipe.passages)
+    passages_by_query = await retrieved(retriever, question, recipe.passages, entities=True)
     records = gold_records(question, passages_by_query, instructions=recipe.instructions)
-    return gold_outcome(question, [record for record in records if TASKS[record.task] in recipe.capabilities])
+    chosen = [record for record in records if TASKS[record.task] in recipe.capabilities]
+    return gold_outcome(question, chosen, "not usable" if subjects_known(question) else "hop without a subject")
+
+
+@dataclass(frozen=True)
+class ProcessedDualRAG(DualRAG):
+    """DualRAG with its answers post-processed as they come, so that later prompts have the names and summaries that
+    the examples teach."""
+
+    linker: Linker = field(kw_only=True)
+
+    async def _identify(
+        self, run: Run, thoughts: Sequence[str], outline: dict[str, list[str]], found: list[Passage]
+    ) -> dict[str, list[str]]:
+        entities = [
+            Entity(entity=e, queries=q) for e, q in (await super()._identify(run, thoughts, outline, found)).items()
+        ]
+        known = [entity for entity, parts in outline.items() if parts]
+        linked, _ = await self.linker.link(entities, known)
+        return {entity.entity: entity.queries for entity in linked}
+
+    async def _summarize(self, run: Run, fields: Fields) -> str | None:
+        summary = await super()._summarize(run, fields)
+        return summary and repaired_summary(summary, fields, run.question)
 
 
 async def _teacher_outcome(question: Question, recipe: DualRAGRecipe, teacher: Kit) -> Outcome:
     """Answer the question with the teacher; if the answer is correct, post-process what its modules wrote."""
+    linker = Linker(recipe.linker, recipe.similarity)
     asks: list[Ask | None] = []
     token = asked.set(asks)
     try:
-        strategy = DualRAG(teacher, name="dualrag", max_iterations=recipe.max_iterations, rerank=False)
+        strategy = ProcessedDualRAG(
+            teacher,
+            name="dualrag",
+            max_iterations=recipe.max_iterations,
+            candidates=recipe.candidates,
+            linker=linker,
+        )
         trajectory = await strategy.answer(question)
     finally:
         asked.reset(token)
@@ -153,17 +245,15 @@ async def _teacher_outcome(question: Question, recipe: DualRAGRecipe, teacher: K
             rejected.append(Rejected(id=f"{id}/{ask.task.name}", reason="did not parse, or empty"))
             continue
         if ask.task is dualrag.IDENTIFY:
-            scores = teacher.reranker.scores if teacher.reranker else _same_name
-            threshold = recipe.similarity if teacher.reranker else 1.0
-            answer, links = await asyncio.to_thread(link, answer, _known(ask, trajectory), scores, threshold)
+            answer, links = await linker.link(answer, _known(ask, trajectory))
             for entity in links:
-                if teacher.reranker:
+                if linker.model:
                     counts[f"similarity {entity.score:.1f}"] += 1
                 if entity.linked:
                     text = f"{entity.name} = {entity.nearest} ({entity.score:.3f})"
                     rejected.append(Rejected(id=f"{id}/{ask.task.name}", reason="entity linked", text=text))
         elif ask.task is dualrag.SUMMARIZE:
-            answer = repaired_summary(answer, ask, question)
+            answer = repaired_summary(answer, ask.fields, question)
             if answer is None:
                 rejected.append(Rejected(id=f"{id}/{ask.task.name}", reason="made up", text=ask.answer))
                 continue
@@ -189,6 +279,27 @@ def _known(ask: Ask, trajectory: Trajectory) -> list[str]:
     """Return the entities that the outline had when the module was asked."""
     lines = [line for label, value in ask.fields if label == "Knowledge" for line in value]
     return [entity for entity in trajectory.outline if any(str(line).startswith(f"{entity}: ") for line in lines)]
+
+
+@dataclass(frozen=True)
+class Linker:
+    """What decides whether two entities are the same: a cross-encoder, or equal normalised names without one."""
+
+    model: str | None
+    threshold: float
+
+    async def link(self, entities: Sequence[Entity], known: Sequence[str]) -> tuple[list[Entity], list[Link]]:
+        """Merge entities as `link` does, in a thread."""
+        scores, threshold = (_cross_encoder(self.model).scores, self.threshold) if self.model else (_same_name, 1.0)
+        return await asyncio.to_thread(link, entities, known, scores, threshold)
+
+
+@cache
+def _cross_encoder(model: str) -> Reranker:
+    """Return the cross-encoder ``model``, loaded once."""
+    from rag_train.retrieval.rerank import CrossEncoderReranker
+
+    return CrossEncoderReranker(model)
 
 
 def _same_name(pairs: Sequence[tuple[str, str]]) -> list[float]:
@@ -238,54 +349,73 @@ def link(
     return (list(entities) if linked == list(entities) else linked), links
 
 
-def repaired_summary(summary: str, ask: Ask, question: Question) -> str | None:
+def repaired_summary(summary: str, fields: Fields, question: Question) -> str | None:
     """Return the summary with missing facts of the gold passages added, or None if it contains invented facts.
 
-    A gold hop is needed if it is about the summary's entity and a passage contains its answer. If the summary lacks
-    that answer, the repaired summary is made of the summary's own sentences whose names and numbers are all in the
-    passages with the missing answers, then the sentences of those passages that contain them. A summary with names
-    or numbers that no passage contains is invented.
+    A fact is a sentence of the retrieved passages (see `_gold_facts`), with the value that makes it one. If the
+    summary lacks such a value, the repaired summary is made of the summary's own sentences whose names and numbers
+    are all in the passages with the missing facts, then these facts. A summary with names or numbers that no
+    passage contains is invented.
     """
-    passages = [p for _, value in ask.fields for p in value if isinstance(p, Passage)]
-    about = " ".join(value for label, value in ask.fields if label == "Entity" and isinstance(value, str))
-    about = about or " ".join(value for label, value in ask.fields if label == "Thought" and isinstance(value, str))
-    facts: list[str] = []
-    sources: list[Passage] = []
-    for step in question.decomposition:
-        if not step.entity or not _within(step.entity, about) or _within(step.short, summary):
-            continue
-        for passage in passages:
-            if _within(step.entity, f"{passage.title} {passage.text}"):
-                sentences = [sentence for sentence in _sentences(passage.text) if _within(step.short, sentence)]
-                if sentences:
-                    sources.append(passage)
-                    facts.append(sentences[0])
-                    break
-    if facts:
+    passages = [p for _, value in fields for p in value if isinstance(p, Passage)]
+    about = " ".join(value for label, value in fields if label == "Entity" and isinstance(value, str))
+    about = about or " ".join(value for label, value in fields if label == "Thought" and isinstance(value, str))
+    facts = _gold_facts(question, passages, about)
+    missing = {fact.sentence: fact.passage for fact in facts if not mentions(summary, fact.value)}
+    if normalize(summary) == dualrag.NOTHING:
+        missing |= _supporting_sentences(question, passages, about)
+    if missing:
+        sources = list(missing.values())
         kept = [s for s in _sentences(summary) if normalize(s) != dualrag.NOTHING and _supported(s, sources)]
-        return " ".join(dict.fromkeys([*kept, *facts]))
+        return " ".join(dict.fromkeys([*kept, *missing]))
     return summary if normalize(summary) == dualrag.NOTHING or _supported(summary, passages) else None
 
 
-def _within(value: str, text: str) -> bool:
-    return f" {normalize(value)} " in f" {normalize(text)} "
+class Fact(NamedTuple):
+    """A sentence of a passage that a summary has to preserve, and the value that it must not lack."""
+
+    sentence: str
+    value: str
+    passage: Passage
+
+
+def _gold_facts(question: Question, passages: Sequence[Passage], about: str) -> list[Fact]:
+    """Return what the retrieved passages say about the entity and the question needs.
+
+    That is the answer of an annotated hop about the entity. In a gold passage about the entity, it is also the
+    answer of the question and the title of every other gold passage: the next hop's entity, as in HotpotQA.
+    """
+    hops = [step for step in question.decomposition if step.entity and mentions(about, step.entity)]
+    titles = {passage.title for passage in question.gold_passages}
+    answer = [] if fold(question.answers[0]) in FIXED else question.answers[:1]
+    facts: dict[str, Fact] = {}
+    for passage in passages:
+        values = [step.short for step in hops if mentions(f"{passage.title} {passage.text}", step.entity)]
+        if passage.title in titles and mentions(about, plain(passage.title)):
+            values += [*answer, *map(plain, sorted(titles - {passage.title}))]
+        for value in values:
+            sentence = next((s for s in _sentences(passage.text) if mentions(s, value)), "")
+            if sentence and value not in facts:
+                facts[value] = Fact(sentence, value, passage)
+    return list(facts.values())
+
+
+def _supporting_sentences(question: Question, passages: Sequence[Passage], about: str) -> dict[str, Passage]:
+    """Return the annotated supporting sentences of the retrieved passages about the entity (HotpotQA, 2Wiki)."""
+    sentences = question.metadata.get("supporting", ())
+    own = [passage for passage in passages if mentions(about, plain(passage.title))]
+    return {sentence: passage for passage in own for sentence in sentences if mentions(passage.text, sentence)}
 
 
 def _sentences(text: str) -> list[str]:
-    return [part for part in re.split(r"(?<=[.!?])\s+", one_line(text)) if part]
+    """Split at the ends of sentences, but not after an initial."""
+    return [part for part in re.split(r"(?<=[.!?])(?<![ .][A-Z]\.)\s+", one_line(text)) if part]
 
 
 def _supported(text: str, passages: Sequence[Passage]) -> bool:
     """Whether the passages contain all names and numbers of ``text``."""
-    words = {word for p in passages for word in normalize(f"{p.title} {p.text}").split()}
-    return all(word in words for sentence in _sentences(text) for word in _names(sentence))
-
-
-def _names(sentence: str) -> Iterator[str]:
-    """Yield the normalised names and numbers of a sentence; its capitalised first word does not count as a name."""
-    for i, word in enumerate(sentence.split()):
-        if any(c.isdigit() for c in word) or (i and word[:1].isupper()):
-            yield from normalize(word).split()
+    said = " ".join(f"{passage.title} {passage.text}" for passage in passages)
+    return all(mentions(said, name) for name in names(text))
 
 
 def table(counts: Mapping[str, int]) -> Table:
@@ -301,11 +431,10 @@ def table(counts: Mapping[str, int]) -> Table:
 
 
 def _reranker(recipe: DualRAGRecipe) -> Reranker | None:
-    if not recipe.reranker:
-        return None
-    from rag_train.retrieval.rerank import CrossEncoderReranker
-
-    return CrossEncoderReranker(recipe.reranker)
+    """Load the recipe's cross-encoders before the first question; return the one that reranks passages."""
+    if recipe.linker:
+        _cross_encoder(recipe.linker)
+    return _cross_encoder(recipe.reranker) if recipe.reranker else None
 
 
 FACTORY = Factory(

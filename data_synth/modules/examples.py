@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
+from rag_train.data_synth.knowable import unknown
 from rag_train.formats.prompting import instruction
 from rag_train.formats.tasks import Fields, Task
+from rag_train.questions.hops import is_shorthand, mentions
 from rag_train.resumable import Outcome, Rejected
 from rag_train.retrieval.batching import AsyncRetriever
-from rag_train.schema import Passage, Question, Segment, SFTRecord
+from rag_train.schema import GoldStep, Passage, Question, Segment, SFTRecord
 
 
 def task_record(
@@ -67,20 +69,54 @@ class Examples(list[SFTRecord]):
         )
 
 
-async def retrieved(retriever: AsyncRetriever, question: Question, k: int) -> dict[str, list[Passage]]:
-    """Retrieve ``k`` passages for the question and for each hop's subquery; return them by query."""
+async def retrieved(
+    retriever: AsyncRetriever, question: Question, k: int, *, entities: bool = False
+) -> dict[str, list[Passage]]:
+    """Retrieve ``k`` passages for the question and for each hop's subquery, and return them by query.
+
+    With ``entities``, retrieve them for the hops' entities, too.
+    """
     queries = [question.question, *(step.subquery for step in question.decomposition)]
+    queries += [step.entity for step in question.decomposition if entities and step.entity]
+    queries = list(dict.fromkeys(queries))
     return dict(zip(queries, await retriever.search_all(queries, k), strict=True))
 
 
-def gold_outcome(question: Question, records: Sequence[SFTRecord]) -> Outcome:
-    """Return records made from annotations, counted by module; reject the question if there are no records."""
-    if not records:
-        reason = "not usable" if question.decomposition else "without annotations"
+def flaw(question: Question) -> str:
+    """Return why the question's annotated hops cannot be used; empty if they can."""
+    if not question.decomposition:
+        return "without annotations"
+    return "hop in shorthand" if any(is_shorthand(step.subquery) for step in question.decomposition) else ""
+
+
+def gold_outcome(question: Question, records: Sequence[SFTRecord], otherwise: str = "not usable") -> Outcome:
+    """Return the records made from annotations that can be known from their prompts, counted by module.
+
+    The others are rejected, and so is a question without usable annotations; ``otherwise`` is the reason if there
+    are no records.
+    """
+    if reason := flaw(question) or ("" if records else otherwise):
         return Outcome([], {}, [Rejected(id=question.id, reason=reason, text=question.question)])
-    return Outcome(records, dict(Counter(record.task for record in records)))
+    rejected = [
+        Rejected(id=record.id, reason="not known from its prompt", text=" | ".join(missing))
+        for record in records
+        if (missing := unknown(record))
+    ]
+    left_out = {item.id for item in rejected}
+    kept = [record for record in records if record.id not in left_out]
+    return Outcome(kept, dict(Counter(record.task for record in kept)), rejected)
 
 
-def says(passages: list[Passage], value: str) -> bool:
-    """Whether a passage contains ``value`` literally."""
-    return any(value in passage.text for passage in passages)
+def subjects_known(question: Question) -> bool:
+    """Whether every annotated hop has a subject."""
+    return all(step.entity for step in question.decomposition)
+
+
+def says(passages: Sequence[Passage], value: str) -> bool:
+    """Whether a passage contains ``value`` as whole words."""
+    return any(mentions(passage.text, value) for passage in passages)
+
+
+def found_or_known(passages: Sequence[Passage], step: GoldStep) -> Literal["gold", "memory", ""]:
+    """Return the source of a hop's answer: the passages, or the memory of a model annotated to know it, or none."""
+    return "gold" if says(passages, step.short) else "memory" if step.known else ""

@@ -1,7 +1,8 @@
-"""HANRAG's training data (section 4.2, appendix B): examples of the Revelator's and the generator's tasks.
+"""HANRAG's training data (section 4.2, appendix B): examples of the Revelator's tasks.
 
 Questions with annotated hops, straightforward, single-step and compound questions are read from separate files.
-If the recipe names a teacher, it judges relevance, as in the paper; everything else comes from annotations.
+If the recipe names a teacher, it judges relevance, as in the paper; everything else comes from annotations. The
+generator is not trained; `gold_records` has examples of its tasks for mini models, which cannot do them untrained.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from typing import TypeVar
 
-from rag_train.data_synth.inputs import read_questions
-from rag_train.data_synth.modules.examples import Examples, gold_outcome, retrieved, says
+from rag_train.data_synth.inputs import read_files
+from rag_train.data_synth.modules.examples import Examples, flaw, found_or_known, gold_outcome, retrieved, says
 from rag_train.data_synth.modules.factory import Factory
 from rag_train.data_synth.modules.recipes import HANRAGRecipe
+from rag_train.errors import UserError
 from rag_train.formats import hanrag
 from rag_train.formats.hanrag import Decomposition, Route
 from rag_train.resumable import Outcome, Rejected, cost
@@ -22,8 +26,11 @@ from rag_train.schema import GoldStep, Passage, Question, SFTRecord
 from rag_train.strategies.base import Kit, Run, together
 from rag_train.strategies.hanrag import HANRAG
 
-ROUTED = "routed"
-"""Metadata key of a question: the positions (keys of `routes`) of its router examples in the sample."""
+T = TypeVar("T")
+ROUTED, JUDGED = "routed", "judged"
+"""Metadata keys of a question: the positions (keys of `routes`) of its router examples in the sample, and the
+numbers of its hops with relevance examples."""
+REVELATOR = {task.name for task in (hanrag.ROUTE, hanrag.DECOMPOSE, hanrag.REFINE, hanrag.RELEVANT, hanrag.ENDING)}
 
 
 def routes(question: Question) -> dict[str, Route]:
@@ -45,13 +52,13 @@ def gold_records(
     *,
     instructions: bool = True,
     routed: Collection[str] | None = None,
-    judged: Mapping[str, Sequence[str | None]] | None = None,
+    judged: Mapping[int, Sequence[str | None] | None] | None = None,
 ) -> list[SFTRecord]:
     """Make examples of all tasks; ``passages_by_query`` has the passages of each hop's subquery.
 
-    A passage without the answer counts as irrelevant (a hard negative), unless ``judged`` gives a teacher's
-    verdicts ("true" or "false") on the passages of each subquery. ``routed`` are the positions that get a router
-    example; None means all.
+    ``routed`` are the positions that get a router example, and ``judged`` has the numbers of the hops that get
+    relevance examples; None means all. A passage without the answer counts as irrelevant, unless ``judged`` gives
+    a teacher's verdicts ("true" or "false") on the passages that `to_judge` returns.
     """
     out = Examples(question, instructions)
     text, steps = question.question, question.decomposition
@@ -68,17 +75,16 @@ def gold_records(
         passages = passages_by_query[step.subquery]
         if not compound:
             out.add(hanrag.REFINE, hanrag.thought_fields(text, solved), step.subquery, f"{i}")
-        relevant = [passage for passage in passages if says([passage], step.short)]
-        source = "teacher" if judged else "gold"
-        verdicts = judged[step.subquery] if judged else ["true" if p in relevant else "false" for p in passages]
-        for verdict in ("true", "false"):
-            matching = [passage for passage, given in zip(passages, verdicts, strict=True) if given == verdict]
-            for passage in matching[:1]:  # one per verdict, because irrelevant passages are far more frequent
+        chosen = to_judge(step, passages) if judged is None or i in judged else []
+        verdicts = judged.get(i) if judged else None
+        annotated = ["true" if says([passage], step.short) else "false" for passage in chosen]
+        for n, (passage, verdict) in enumerate(zip(chosen, verdicts or annotated, strict=True)):
+            if verdict:
                 fields = hanrag.relevance_fields(step.subquery, passage)
-                out.add(hanrag.RELEVANT, fields, verdict, f"{i}/{verdict}", source)
-        if relevant or step.known:
-            fields = hanrag.answer_fields(step.subquery, relevant)
-            out.add(hanrag.ANSWER, fields, step.short, f"{i}")
+                out.add(hanrag.RELEVANT, fields, verdict, f"{i}/{n}", "teacher" if verdicts else "gold")
+        if answered := found_or_known(passages, step):
+            relevant = [passage for passage in passages if says([passage], step.short)]
+            out.add(hanrag.ANSWER, hanrag.answer_fields(step.subquery, relevant), step.short, f"{i}", answered)
         solved.append((step.subquery, step.short))
         if not compound:
             ended = "true" if i + 1 == len(steps) else "false"
@@ -88,30 +94,58 @@ def gold_records(
     return out
 
 
+def to_judge(step: GoldStep, passages: Sequence[Passage]) -> list[Passage]:
+    """Return the first passage that has the hop's answer, and the first that lacks it (a hard negative).
+
+    They are chosen before a teacher judges them: judging all would cost several times as many calls, only to leave
+    most of the irrelevant passages out.
+    """
+    first = {says([passage], step.short): passage for passage in reversed(passages)}
+    return [first[answered] for answered in (True, False) if answered in first]
+
+
 def routed_questions(recipe: HANRAGRecipe) -> list[Question]:
-    """Read the questions of all sources, and mark in their metadata which router examples are in the sample.
+    """Read the questions of all sources, and mark in their metadata which examples are in the samples.
 
     A straightforward or single-step question becomes a question of one hop, which the refiner passes through
     unchanged (appendix B.4).
     """
-    questions = read_questions([*recipe.questions, *recipe.compound], recipe.sample, recipe.seed)
-    for files, known in ((recipe.straightforward, True), (recipe.single_step, False)):
-        for question in read_questions(files, recipe.sample, recipe.seed):
-            hop = GoldStep(subquery=question.question, answer=question.answers[0], known=known)
-            questions.append(question.model_copy(update={"decomposition": [hop], "hops": 1}))
-    sizes = {
-        "straightforward question": recipe.routes.straightforward,
-        "single-step question": recipe.routes.single_step,
-        "compound question": recipe.routes.compound,
-        "complex question": recipe.routes.complex,
-    }
-    chosen: dict[str, list[str]] = {question.id: [] for question in questions}
-    for route, size in sizes.items():
-        pool = [(q.id, place) for q in questions for place, label in routes(q).items() if label == route]
-        rng = random.Random(f"{recipe.seed}-{route}")
-        for id, place in rng.sample(pool, len(pool) if size is None else min(size, len(pool))):
-            chosen[id].append(place)
-    return [q.model_copy(update={"metadata": q.metadata | {ROUTED: sorted(chosen[q.id])}}) for q in questions]
+    sources = [*recipe.questions, *recipe.compound, *recipe.straightforward, *recipe.single_step]
+    by_file = read_files(sources, recipe.sample, recipe.seed)
+    if absent := [path for path in recipe.routed if path not in recipe.questions]:
+        raise UserError(f"routed: {absent[0]} is not one of the recipe's questions; add it there, or remove it")
+    for path in (*recipe.straightforward, *recipe.single_step):
+        by_file[path] = [_single_hop(question, path in recipe.straightforward) for question in by_file[path]]
+    unrouted = set(recipe.questions) - set(recipe.routed) if recipe.routed else set()
+    routable = [q for path, questions in by_file.items() if path not in unrouted for q in questions]
+    questions = [question for group in by_file.values() for question in group]
+    routed: dict[str, list[str]] = {question.id: [] for question in questions}
+    for route, size in asdict(recipe.routes).items():
+        label = f"{route.replace('_', '-')} question"
+        pool = [(q.id, place) for q in routable for place, given in routes(q).items() if given == label]
+        for id, place in _drawn(pool, size, f"{recipe.seed}-{label}"):
+            routed[id].append(place)
+    judged: dict[str, list[int]] = {question.id: [] for question in questions}
+    hops = [(q.id, i) for q in questions if not _straightforward(q) for i in range(len(q.decomposition))]
+    for id, hop in _drawn(hops, recipe.relevance, f"{recipe.seed}-relevance"):
+        judged[id].append(hop)
+    return [
+        q.model_copy(update={"metadata": q.metadata | {ROUTED: sorted(routed[q.id]), JUDGED: sorted(judged[q.id])}})
+        for q in questions
+    ]
+
+
+def _single_hop(question: Question, known: bool) -> Question:
+    hop = GoldStep(subquery=question.question, answer=question.answers[0], known=known)
+    return question.model_copy(update={"decomposition": [hop], "hops": 1})
+
+
+def _straightforward(question: Question) -> bool:
+    return all(step.known for step in question.decomposition) and len(question.decomposition) == 1
+
+
+def _drawn(pool: Sequence[T], size: int | None, seed: str) -> list[T]:
+    return random.Random(seed).sample(pool, len(pool) if size is None else min(size, len(pool)))
 
 
 async def outcome(
@@ -122,30 +156,32 @@ async def outcome(
     If a teacher judges relevance, the counts say on how many passages it agrees with the annotations. Verdicts that
     are neither true nor false are rejected.
     """
-    routed = question.metadata[ROUTED]
     passages_by_query = await retrieved(retriever, question, recipe.passages)
-    straightforward = all(step.known for step in question.decomposition) and len(question.decomposition) == 1
-    run = Run(HANRAG(teacher), question) if teacher and not straightforward else None
-    judged: dict[str, list[str | None]] = {}
+    judged: dict[int, list[str | None] | None] = dict.fromkeys(question.metadata[JUDGED])
     counts: Counter[str] = Counter()
     rejected: list[Rejected] = []
-    if run:
-        for step in question.decomposition:
-            passages = passages_by_query[step.subquery]
-            fields = [hanrag.relevance_fields(step.subquery, passage) for passage in passages]
-            judged[step.subquery] = await together(run.ask(hanrag.RELEVANT, inputs) for inputs in fields)
-            for passage, verdict in zip(passages, judged[step.subquery], strict=True):
+    if teacher and not flaw(question):
+        run = Run(HANRAG(teacher), question)
+        for hop in judged:
+            step = question.decomposition[hop]
+            chosen = to_judge(step, passages_by_query[step.subquery])
+            fields = [hanrag.relevance_fields(step.subquery, passage) for passage in chosen]
+            judged[hop] = verdicts = await together(run.ask(hanrag.RELEVANT, inputs) for inputs in fields)
+            for passage, verdict in zip(chosen, verdicts, strict=True):
                 counts["judged"] += verdict is not None
                 counts["judged as annotated"] += verdict == ("true" if says([passage], step.short) else "false")
                 if verdict is None:
                     rejected.append(Rejected(id=f"{question.id}/{passage.id}", reason="neither true nor false"))
         counts.update(cost(run.calls))
+    tasks = {hanrag.ROUTE.name} if _straightforward(question) else REVELATOR
     records = gold_records(
-        question, passages_by_query, instructions=recipe.instructions, routed=routed, judged=judged or None
+        question,
+        passages_by_query,
+        instructions=recipe.instructions,
+        routed=question.metadata[ROUTED],
+        judged=judged,
     )
-    if straightforward:
-        records = [record for record in records if record.task == hanrag.ROUTE.name]
-    made = gold_outcome(question, records)
+    made = gold_outcome(question, [record for record in records if record.task in tasks])
     return Outcome(made.records, made.counts | counts, [*made.rejected, *rejected])
 
 

@@ -8,13 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rag_train.data_synth.modules.dualrag import rounds
-from rag_train.data_synth.modules.examples import Examples, gold_outcome, retrieved, says
+from rag_train.data_synth.modules.examples import (
+    Examples,
+    found_or_known,
+    gold_outcome,
+    retrieved,
+    says,
+    subjects_known,
+)
 from rag_train.data_synth.modules.factory import Factory
 from rag_train.data_synth.modules.recipes import GoldRecipe
 from rag_train.formats import levelrag
+from rag_train.questions.hops import fold, mentions
 from rag_train.resumable import Outcome
 from rag_train.retrieval.batching import AsyncRetriever
-from rag_train.schema import Passage, Question, SFTRecord
+from rag_train.schema import GoldStep, Passage, Question, SFTRecord
 from rag_train.strategies.base import Kit
 
 
@@ -27,7 +35,7 @@ def gold_records(
     entity.
     """
     steps = question.decomposition
-    if not steps or not all(step.entity for step in steps):
+    if not steps or not subjects_known(question):
         return []
     out = Examples(question, instructions)
     known: list[tuple[str, str]] = []
@@ -45,9 +53,10 @@ def gold_records(
     for i, step in enumerate(steps):
         passages = passages_by_query[step.subquery]
         answered = says(passages, step.short)
-        if answered or step.known:
-            out.add(levelrag.SUMMARIZE, levelrag.reading_fields(step.subquery, passages), step.answer, str(i))
-        words = [step.entity, step.subquery.partition(" of ")[0].rpartition(" ")[2]]
+        if source := found_or_known(passages, step):
+            fields = levelrag.reading_fields(step.subquery, passages)
+            out.add(levelrag.SUMMARIZE, fields, step.answer, str(i), source)
+        words = [step.entity, _keyword(step)]
         out.add(levelrag.REWRITE, levelrag.reading_fields(step.subquery, []), words, str(i))
         fields = levelrag.reading_fields(step.subquery, passages)
         out.add(levelrag.SUFFICIENT, fields, "yes" if answered else "no", str(i))
@@ -57,8 +66,17 @@ def gold_records(
             other = next((p.title for p in passages if step.entity not in p.title), passages[-1].title)
             out.add(levelrag.FILTER, fields, other, str(i))
             out.add(levelrag.EMPHASIZE, fields, step.entity, str(i))
-            out.add(levelrag.PSEUDO, levelrag.reading_fields(step.subquery, passages), step.answer, str(i))
+        if not answered and step.known:  # a pseudo passage is written from memory
+            out.add(
+                levelrag.PSEUDO, levelrag.reading_fields(step.subquery, passages), step.answer, str(i), "memory"
+            )
     return out
+
+
+def _keyword(step: GoldStep) -> str:
+    """Return the longest word of the hop's subquery that is not in its entity."""
+    words = [word for word in fold(step.subquery).split() if not mentions(step.entity, word)]
+    return max(words, key=len, default=step.entity)
 
 
 async def outcome(
@@ -66,7 +84,8 @@ async def outcome(
 ) -> Outcome:
     """Make the question's examples from its annotations; LevelRAG has no teacher."""
     passages_by_query = await retrieved(retriever, question, recipe.passages)
-    return gold_outcome(question, gold_records(question, passages_by_query, instructions=recipe.instructions))
+    records = gold_records(question, passages_by_query, instructions=recipe.instructions)
+    return gold_outcome(question, records, "not usable" if subjects_known(question) else "hop without a subject")
 
 
 FACTORY = Factory(method="levelrag", recipe=GoldRecipe, gold_records=gold_records, outcome=outcome)

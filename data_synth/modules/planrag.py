@@ -12,7 +12,14 @@ from contextlib import suppress
 
 import networkx as nx
 
-from rag_train.data_synth.modules.examples import Examples, gold_outcome, retrieved, says, task_record
+from rag_train.data_synth.modules.examples import (
+    Examples,
+    found_or_known,
+    gold_outcome,
+    retrieved,
+    says,
+    task_record,
+)
 from rag_train.data_synth.modules.factory import Factory
 from rag_train.data_synth.modules.recipes import PlanRAGRecipe
 from rag_train.formats import planrag
@@ -62,11 +69,10 @@ def gold_records(
     out = Examples(question, instructions)
     out.add(planrag.PLAN, planrag.plan_fields(question.question), planrag.drafts(plan))
     if not plan.nodes:  # the question itself is answered
-        passages, answer = passages_by_query[question.question], question.answers[0]
-        if all(step.known for step in question.decomposition) or says(passages, answer):
-            out.add(
-                planrag.ANSWER, planrag.answer_fields(question.question, passages, []), Response(Response=answer)
-            )
+        passages, knows = passages_by_query[question.question], all(step.known for step in question.decomposition)
+        if source := "gold" if says(passages, question.answers[0]) else "memory" if knows else "":
+            fields = planrag.answer_fields(question.question, passages, [])
+            out.add(planrag.ANSWER, fields, Response(Response=question.answers[0]), source=source)
     filled: dict[str, tuple[str, str]] = {}
     for node in plan.nodes:
         known = [(parent, *filled[parent]) for parent in node.parents]
@@ -75,13 +81,13 @@ def gold_records(
             fields = planrag.fill_fields(node.id, node.question, known)
             out.add(planrag.FILL, fields, f"{node.id}: {text}", node.id)
         # Only the last node may have no hop: it asks the question itself, after all branches.
-        hop = next((i for i, step in enumerate(question.decomposition) if one_line(step.subquery) == text), None)
-        answer = question.answers[0] if hop is None else question.decomposition[hop].short
-        passages = passages_by_query[question.question if hop is None else question.decomposition[hop].subquery]
+        hop = next((step for step in question.decomposition if one_line(step.subquery) == text), None)
+        answer = hop.short if hop else question.answers[0]
+        passages = passages_by_query[hop.subquery if hop else question.question]
         filled[node.id] = (text, answer)
-        if hop is None or question.decomposition[hop].known or says(passages, answer):
+        if source := found_or_known(passages, hop) if hop else "gold":
             fields = planrag.answer_fields(text, passages, known)
-            out.add(planrag.ANSWER, fields, Response(Response=answer), node.id)
+            out.add(planrag.ANSWER, fields, Response(Response=answer), node.id, source)
     return out
 
 

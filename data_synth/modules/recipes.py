@@ -62,7 +62,12 @@ class DualRAGRecipe(TeacherRecipe):
     judge: bool = False
     """Also accept an answer that matches no accepted one if the teacher judges it correct (appendix D)."""
     reranker: str | None = None
-    """Directory of the cross-encoder that links entities; null: link entities whose normalised names are equal."""
+    """Cross-encoder that reranks the passages of each entity for the teacher: a directory or a Hub name; null: no
+    reranking."""
+    candidates: Count = 50
+    """Number of passages retrieved for each query if they are reranked; `passages` of them are kept."""
+    linker: str | None = None
+    """Cross-encoder that links entities; null: link entities whose normalised names are equal."""
     similarity: Annotated[float, Field(ge=0, le=1)] = 0.9
     """Lowest cross-encoder score at which two entities are linked."""
 
@@ -91,8 +96,14 @@ class HANRAGRecipe(TeacherRecipe):
     """Files of questions that need one retrieval, such as Natural Questions."""
     compound: list[FilePath] = field(default_factory=list)
     """Files of compound questions, as `rag-train synth compound` writes them."""
+    routed: list[FilePath] = field(default_factory=list)
+    """Those of `questions` whose questions and hops feed the router, besides the other files; empty: all. The
+    paper's are MuSiQue's."""
     routes: RouteSizes = field(default_factory=RouteSizes)
-    """Size of each of the router's classes, drawn at random from all files."""
+    """Size of each of the router's classes, drawn at random."""
+    relevance: Count | None = 50_000
+    """Maximum number of hops with relevance examples (two passages each), drawn at random before a teacher judges
+    them; null: all. The paper does not state its number."""
 
 
 @dataclass(frozen=True, kw_only=True)

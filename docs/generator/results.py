@@ -217,6 +217,35 @@ def router_accuracy() -> str:
     return f"{', '.join(found[:-1])} and {found[-1]}"
 
 
+# --- data from annotations --------------------------------------------------------------------------------------
+
+SYSTEMS = {"dualrag": "DualRAG", "hanrag": "HANRAG", "levelrag": "LevelRAG", "planrag": "PlanRAG"}
+
+
+def gold_hops() -> str:
+    data = load("gold_data")
+    files = [("MuSiQue, as released", data["released"]["MuSiQue"])]
+    files += [(f"{name}, as read", counts) for name, counts in data["hops"].items()]
+    columns = ["hops", "hops in shorthand", "subject not known", "subject is the answer", "subject left out"]
+    rows = [[name, *(number(counts.get(key, 0), 0) for key in columns)] for name, counts in files]
+    return table(["file", *columns], rows, "l")
+
+
+def gold_targets() -> str:
+    data = load("gold_data")
+    keys = [(when, key) for key in ("examples", "in shorthand", "not known") for when in ("before", "after")]
+    rows = [[SYSTEMS[m], *(number(data[when][m][key], 0) for when, key in keys)] for m in sorted(SYSTEMS)]
+    columns = [f"{'target ' if key != 'examples' else ''}{key}, {when}" for when, key in keys]
+    return table(["system", *columns], rows, "l")
+
+
+def gold_left_out() -> str:
+    left_out = {SYSTEMS[m]: load("gold_data")["after"][m]["left out"] for m in sorted(SYSTEMS)}
+    reasons = sorted({reason for counts in left_out.values() for reason in counts})
+    rows = [[name, *(number(counts.get(reason, 0), 0) for reason in reasons)] for name, counts in left_out.items()]
+    return table(["left out", *reasons], rows, "l")
+
+
 # --- the papers' claims -----------------------------------------------------------------------------------------
 
 PAPERS = {
@@ -474,10 +503,10 @@ FUNCTIONS = {
     function.__name__: function
     for function in (
         across_seeds, all_claims, claims_by_paper, demo_claims, demo_hops, demo_mean, demo_seeds, demo_table,
-        demo_timings, headlines, load, orderings, overhead_table, provenance, retrieval_speed_table,
-        retrievers_table, router_accuracy, runtime, runtime_reach, runtime_table, shortfalls, strategies_table,
-        teacher_ablations, teacher_claims, teacher_counts, teacher_table, training_speed, training_table,
-        number, percent, spread, min, max, median,
+        demo_timings, gold_hops, gold_left_out, gold_targets, headlines, load, orderings, overhead_table,
+        provenance, retrieval_speed_table, retrievers_table, router_accuracy, runtime, runtime_reach,
+        runtime_table, shortfalls, strategies_table, teacher_ablations, teacher_claims, teacher_counts,
+        teacher_table, training_speed, training_table, number, percent, spread, min, max, median,
     )
 }  # fmt: skip
 """What a page may call between ``[[=`` and ``=]]``."""

@@ -80,7 +80,7 @@ QUESTION = Question(
         GoldStep(subquery="Who directed Moby Dick?", answer="John Huston", entity="Moby Dick"),
         GoldStep(subquery="Where was John Huston born?", answer="Nevada", entity="John Huston"),
     ],
-    metadata={hanrag.ROUTED: [""]},
+    metadata={hanrag.ROUTED: [""], hanrag.JUDGED: [0, 1]},
 )
 
 

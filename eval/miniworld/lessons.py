@@ -44,7 +44,7 @@ async def lessons(
     asked = several[:questions] + single[: questions // 3]
     out: list[SFTRecord] = []
     for question in asked:
-        found = await retrieved(retriever, question, passages)
+        found = await retrieved(retriever, question, passages, entities=True)
         for factory in (*FACTORIES.values(), baselines):
             out += factory.gold_records(question, found, instructions=False)
     for question in world.compounds("train", compounds):

@@ -157,7 +157,7 @@ def adaptive_rag(
 ) -> None:
     """Adaptive-RAG: complexity labels for its classifier.
 
-    Start from recipes/router_synth.yaml.
+    Start from recipes/adaptive_rag_synth.yaml.
     """
     _synthesize_classifier("adaptive-rag", recipe, overrides, shard, ray, push_to_hub, as_json)
 
@@ -173,7 +173,7 @@ def uar(
 ) -> None:
     """UAR: labels of its four judgements.
 
-    Start from recipes/router_synth.yaml.
+    Start from recipes/uar_synth.yaml.
     """
     _synthesize_classifier("uar", recipe, overrides, shard, ray, push_to_hub, as_json)
 

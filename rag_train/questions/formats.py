@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rag_train.questions.hops import names_in, question_of, read_hop, subject_of
 from rag_train.schema import GoldStep, Passage, Question
 
 Row = dict[str, Any]
@@ -34,17 +35,23 @@ def accepted(values: Any) -> list[str]:
     return answers
 
 
-def _wikipedia(row: Row, **more: Any) -> Question:
-    """Read the fields common to HotpotQA and 2WikiMultihopQA. Some rows of 2WikiMultihopQA have no context."""
+def _wikipedia(row: Row, metadata: dict[str, Any], **more: Any) -> Question:
+    """Read the fields common to HotpotQA and 2WikiMultihopQA. Some rows of 2WikiMultihopQA have no context.
+
+    ``metadata["supporting"]`` has the annotated sentences of the gold passages.
+    """
     facts, context = (_records(row.get(field) or []) for field in ("supporting_facts", "context"))
     titles = dict.fromkeys(title for title, _ in facts)
-    paragraphs = {title: " ".join(s.strip() for s in sentences) for title, sentences in context}
+    sentences = {title: [sentence.strip() for sentence in paragraph] for title, paragraph in context}
+    paragraphs = {title: " ".join(paragraph) for title, paragraph in sentences.items()}
+    supporting = [text for title, number in facts for text in sentences.get(title, [])[number : number + 1]]
     return Question(
         id=row["_id"] if "_id" in row else row["id"],
         question=row["question"],
         answers=accepted([row["answer"]]),
         type=row["type"],
         gold_passages=[Passage(id=t, title=t, text=paragraphs[t]) for t in titles if t in paragraphs],
+        metadata=metadata | ({"supporting": supporting} if supporting else {}),
         **more,
     )
 
@@ -60,10 +67,10 @@ def _hotpotqa(row: Row) -> Question:
 
 def _2wikimultihopqa(row: Row) -> Question:
     evidences = row["evidences"]  # (subject, relation, object), one for each hop
-    steps = [
-        GoldStep(subquery=f"What is the {relation} of {subject}?", answer=value, entity=subject)
-        for subject, relation, value in evidences
-    ]
+    steps: list[GoldStep] = []
+    for subject, relation, value in evidences:
+        subject = subject_of(subject, [step.answer for step in steps])
+        steps.append(GoldStep(subquery=question_of(subject, relation), answer=value, entity=subject))
     return _wikipedia(row, hops=len(evidences), metadata={"evidences": evidences}, decomposition=steps)
 
 
@@ -80,14 +87,11 @@ def _musique(row: Row) -> Question:
     steps: list[GoldStep] = []
     for step in row["question_decomposition"]:
         support = gold.get(step["paragraph_support_idx"])
-        steps.append(
-            GoldStep(
-                subquery=_fill_in_answers(step["question"], steps),
-                answer=step["answer"],
-                passage_ids=[support.id] if support else [],
-                entity=support.title if support else "",
-            )
-        )
+        answers = [earlier.answer for earlier in steps]
+        named = [support.title if support else "", *reversed(answers), *names_in(row["question"])]
+        subquery, entity = read_hop(_fill_in_answers(step["question"], answers), named, step["answer"])
+        passage_ids = [support.id] if support else []
+        steps.append(GoldStep(subquery=subquery, answer=step["answer"], passage_ids=passage_ids, entity=entity))
     return Question(
         id=row["id"],
         question=row["question"],
@@ -98,12 +102,12 @@ def _musique(row: Row) -> Question:
     )
 
 
-def _fill_in_answers(subquery: str, steps: Sequence[GoldStep]) -> str:
-    """Replace each reference ``#N`` by the answer of step N, counted from 1; other references stay."""
+def _fill_in_answers(subquery: str, answers: Sequence[str]) -> str:
+    """Replace each reference ``#N`` by answer N, counted from 1; other references stay."""
 
     def answer(reference: re.Match[str]) -> str:
         position = int(reference[1]) - 1
-        return steps[position].answer if 0 <= position < len(steps) else reference[0]
+        return answers[position] if 0 <= position < len(answers) else reference[0]
 
     return re.sub(r"#(\d{1,3})\b", answer, subquery)
 
@@ -269,9 +273,8 @@ class Format:
     """The format of a question file.
 
     Attributes:
-        read: converts a row to a question. Raises KeyError, IndexError, TypeError, AttributeError or ValueError for
-        a
-            malformed row, and returns None for a row that is not part of the question set.
+        read: converts a row to a question. Raises KeyError, IndexError, TypeError, AttributeError or ValueError
+            for a malformed row, and returns None for a row that is not part of the question set.
         signs: sets of field names. A row has this format if it has all fields of one of these sets.
         ids: whether the release has ids. If ids are missing or duplicated, the row's number, counted from 0, is
             passed to ``read`` as the id.

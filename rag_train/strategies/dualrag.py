@@ -95,7 +95,7 @@ class DualRAG(Strategy):
         else:
             question = run.question.question
             summaries = await together(
-                run.ask(dualrag.SUMMARIZE, dualrag.summary_fields(question, thoughts[-1], entity, its), SUMMARIZER)
+                self._summarize(run, dualrag.summary_fields(question, thoughts[-1], entity, its))
                 for entity, its in passages.items()
             )
             parts = {entity: part or "" for entity, part in zip(entities, summaries, strict=True)}
@@ -104,6 +104,9 @@ class DualRAG(Strategy):
             if part and normalize(part) != dualrag.NOTHING and part not in known:
                 known.append(part)
             run.retrieved(thoughts[-1], passages[entity], part, queries=entities[entity], node=entity, round=round)
+
+    async def _summarize(self, run: Run, fields: Fields) -> str | None:
+        return await run.ask(dualrag.SUMMARIZE, fields, SUMMARIZER)
 
     async def _identify(
         self, run: Run, thoughts: Sequence[str], outline: dict[str, list[str]], found: list[Passage]

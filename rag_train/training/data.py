@@ -6,8 +6,7 @@ transcript itself. A token belongs to the segment in which it starts.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from rag_train.schema import Decision, PreferencePair, Record, Segment, SFTRecor
 from rag_train.training.masking import IGNORE, encode_segments
 
 R = TypeVar("R", bound=Record)
+T = TypeVar("T")
 
 
 @dataclass
@@ -67,9 +67,7 @@ def sft_rows(
     share = sum(map(len, by_task.values())) // max(1, len(by_task))
     rows = []
     for examples in by_task.values():
-        # Evenly spread over the file: examples are skipped if a task has too many, and repeated if it has too few.
-        chosen = (examples[i * len(examples) // share] for i in range(share)) if balance else examples
-        for ids, labels, whole in chosen:
+        for ids, labels, whole in spread(examples, share) if balance else examples:
             rows.append({"input_ids": ids, "labels": labels})
             report.examples += 1
             report.tokens += len(ids)
@@ -79,25 +77,28 @@ def sft_rows(
     return rows, report
 
 
+def spread(items: Sequence[T], n: int) -> list[T]:
+    """Return ``n`` items at even distances over ``items``; if ``n`` is greater, items are repeated.
+
+    Files hold one dataset after another, so that every dataset keeps its share.
+    """
+    return [items[i * len(items) // n] for i in range(n)]
+
+
 def dpo_rows(
     path: str | Path, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int, chat: bool, balance: bool = False
 ) -> tuple[list[dict[str, list[int]]], DataReport]:
     """Read the PreferencePairs in ``path`` as rows of ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``.
 
-    With ``balance``, each chosen snippet keeps its first n pairs, where the rarest snippet has n.
+    With ``balance``, each chosen snippet keeps n pairs, spread over the file, where the rarest snippet has n.
 
     No end-of-text token follows the snippets, because the transcript continues after them. A pair longer than
     ``max_tokens`` is dropped, because a shorter history would be another state. Raises UserError if a line is not
     valid, if the last token of a prompt extends into the completion, or if no pair is left.
     """
-    rows, report = [], DataReport()
-    pairs = list(read_records(path, PreferencePair))
-    share = min(Counter(pair.chosen for _, pair in pairs).values(), default=0)
-    taken: Counter[str] = Counter()
-    for place, pair in pairs:
-        taken[pair.chosen] += 1
-        if balance and taken[pair.chosen] > share:
-            continue
+    by_snippet: dict[str, list[tuple[int, dict[str, list[int]]]]] = {}
+    report = DataReport()
+    for number, (place, pair) in enumerate(read_records(path, PreferencePair)):
         prompt = pair.prompt
         if chat:
             prompt = as_turn(tokenizer, prompt[: pair.history_start]) + prompt[pair.history_start :]
@@ -107,14 +108,19 @@ def dpo_rows(
             raise UserError(
                 f"{place}: the prompt's last token extends into the completion; end the prompt with a line break"
             )
-        tokens = len(prompt_ids) + max(len(chosen_ids), len(rejected_ids))
-        if tokens > max_tokens:
+        if len(prompt_ids) + max(len(chosen_ids), len(rejected_ids)) > max_tokens:
             report.too_long += 1
             continue
-        rows.append({"prompt_ids": prompt_ids, "chosen_ids": chosen_ids, "rejected_ids": rejected_ids})
+        row = {"prompt_ids": prompt_ids, "chosen_ids": chosen_ids, "rejected_ids": rejected_ids}
+        by_snippet.setdefault(pair.chosen, []).append((number, row))
+    share = min(map(len, by_snippet.values()), default=0)
+    numbered = [item for pairs in by_snippet.values() for item in (spread(pairs, share) if balance else pairs)]
+    rows = [row for _, row in sorted(numbered, key=lambda item: item[0])]  # in the order of the file
+    for row in rows:
+        prompt, chosen, rejected = map(len, row.values())
         report.examples += 1
-        report.tokens += 2 * len(prompt_ids) + len(chosen_ids) + len(rejected_ids)
-        report.trained_tokens += len(chosen_ids) + len(rejected_ids)
+        report.tokens += 2 * prompt + chosen + rejected
+        report.trained_tokens += chosen + rejected
     _require_examples(path, report, max_tokens)
     return rows, report
 

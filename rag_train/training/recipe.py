@@ -90,8 +90,8 @@ class TrainRecipe:
     """Maximum length of an example in tokens, prompt included."""
     balance: bool = False
     """Balance the data. sft: every task gets an equal number of examples (rare tasks are repeated, frequent tasks
-    are thinned out), and the epoch keeps its length (HANRAG, section 4.2). dpo: both decisions get an equal number
-    of pairs (surplus pairs are dropped), because the search more often prefers the parametric answer."""
+    are thinned out), and the epoch keeps its length. dpo: both decisions get an equal number of pairs (surplus
+    pairs are dropped), because the search more often prefers the parametric answer."""
     chat: Literal["auto", True, False] = "auto"
     """Wrap prompts in the tokenizer's chat template. auto: if it has a template."""
     schedule: Literal["cosine", "linear", "constant_with_warmup"] = "cosine"

@@ -35,6 +35,9 @@ def write(path: Path, records: Sequence[Record]) -> Path:
 
 
 def search_hops(question: Question, index: BM25Index) -> dict[str, list[Passage]]:
-    """Retrieve three passages for the question and for each hop's subquery; return them by query."""
-    queries = [question.question, *(step.subquery for step in question.decomposition)]
+    """Retrieve three passages for the question, each hop's subquery and its entity; return them by query."""
+    queries = [
+        question.question,
+        *(query for step in question.decomposition for query in (step.subquery, step.entity)),
+    ]
     return dict(zip(queries, index.search(queries, 3), strict=True))

@@ -96,3 +96,13 @@ def test_unicode_line_separators_do_not_split_records(tmp_path: Path):
     records = [example("0", "Who?", "a\u2028b\u2029c"), example("1", "When?\x85")]
     file = read_record_file(write(tmp_path / "separators.jsonl", records))
     assert file.records == {1: records[0], 2: records[1]} and file.invalid == []
+
+
+def test_reports_targets_that_cannot_be_known(tmp_path: Path):
+    records = [
+        example("0", "Who?", "Who?"),
+        example("1", "Where?", "Ohio"),
+        example("2", "Where is A?", "Ada Lovelace"),
+    ]
+    [finding] = check(write(tmp_path / "unknown.jsonl", records)).findings
+    assert finding.what == "target cannot be known from the prompt" and finding.lines == [2]

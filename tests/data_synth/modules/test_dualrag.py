@@ -11,8 +11,7 @@ from rag_train.data_synth.modules.recipes import DualRAGRecipe
 from rag_train.formats import dualrag as format
 from rag_train.formats.dualrag import Entity
 from rag_train.miniworld.world import World
-from rag_train.schema import SFTRecord
-from rag_train.strategies.base import Ask
+from rag_train.schema import GoldStep, Passage, Question, SFTRecord
 
 
 def by_task(outcome) -> dict[str, list[SFTRecord]]:
@@ -125,24 +124,88 @@ def test_cross_encoder_links_spellings_and_entities_of_the_outline():
     assert dualrag.link(again, ["John Huston"], scores, 0.96) == (again, [])
 
 
-def test_the_kits_reranker_links_entities():
-    class DifferentEntities:
-        def scores(self, pairs):
-            return [0.2 for _ in pairs]
+class Constant:
+    """A cross-encoder that gives all pairs the same score."""
 
-    outcome = asyncio.run(
-        dualrag.outcome(QUESTION, recipe(), Found([]), kit(teacher("Nevada"), reranker=DifferentEntities()))  # pyright: ignore
-    )
+    def __init__(self, score: float):
+        self.score = score
+        self.pairs: list[tuple[str, str]] = []
+
+    def scores(self, pairs):
+        self.pairs += pairs
+        return [self.score for _ in pairs]
+
+
+def test_the_linker_links_entities_and_the_kits_reranker_ranks_passages(monkeypatch):
+    linker, reranker = Constant(0.2), Constant(0.5)
+    monkeypatch.setattr(dualrag, "_cross_encoder", lambda model: linker)
+    llm = kit(teacher("Nevada"), reranker=reranker)
+    outcome = asyncio.run(dualrag.outcome(QUESTION, recipe(linker="l"), Found([]), llm))  # pyright: ignore
     assert outcome.counts["similarity 0.2"] == 2 and not outcome.rejected
+    assert ("Moby Dick", " moby dick.".strip()) in [pair[::-1] for pair in linker.pairs]
+    assert all("Moby Dick" in text or "John Huston" in text for _, text in reranker.pairs) and reranker.pairs
+
+
+def test_later_prompts_have_linked_names_and_repaired_summaries():
+    """The teacher names the film twice and says nothing about it."""
+    silent = teacher("Nevada", summary="nothing")
+    outcome = asyncio.run(dualrag.outcome(QUESTION, recipe(), Found([]), kit(silent)))  # pyright: ignore
+    prompts = [record.prompt for record in by_task(outcome)["dualrag_reason"]]
+    assert "Knowledge: Moby Dick: It was directed by John Huston.\n" in prompts[1]
+    assert not any("moby dick." in prompt for prompt in prompts)
 
 
 def test_repairs_summaries_that_contradict_or_lack_a_gold_fact():
     fields = format.summary_fields(QUESTION.question, "who?", "Moby Dick", [FILM, MAN])
-    ask = Ask(format.SUMMARIZE, fields, "")
 
     def repair(summary: str) -> str | None:
-        return dualrag.repaired_summary(summary, ask, QUESTION)
+        return dualrag.repaired_summary(summary, fields, QUESTION)
 
     assert repair("It was directed by Nevada.") == "It was directed by John Huston."
     assert repair("Moby Dick is a 1956 film.") == "Moby Dick is a 1956 film. It was directed by John Huston."
     assert repair("the director was John Huston") == "the director was John Huston"
+
+
+def test_repairs_from_gold_passages_without_annotated_hops():
+    """HotpotQA has gold passages and supporting sentences only."""
+    film = FILM.model_copy(update={"title": "Moby Dick (film)"})
+    question = QUESTION.model_copy(
+        update={
+            "decomposition": [],
+            "gold_passages": [film, MAN],
+            "metadata": {"supporting": ["It was directed by John Huston.", MAN.text]},
+        }
+    )
+
+    def repair(summary: str, entity: str, question: Question) -> str | None:
+        fields = format.summary_fields(QUESTION.question, "who?", entity, [film, MAN])
+        return dualrag.repaired_summary(summary, fields, question)
+
+    assert repair("A 1956 film.", "Moby Dick", question) == "A 1956 film. It was directed by John Huston."
+    assert repair("He made films.", "John Huston", question) == f"He made films. {MAN.text}"
+    compared = question.model_copy(update={"answers": ["yes"]})
+    assert repair("nothing", "John Huston", compared) == MAN.text
+    assert repair("nothing", "Zazie", question) == "nothing"
+
+
+def test_the_reasoner_sees_a_failed_retrieval_and_asks_again():
+    def tasks(passages: dict[str, list[Passage]]) -> list[tuple[str, str]]:
+        records = dualrag.gold_records(QUESTION, passages, instructions=False)
+        return [(r.task.removeprefix("dualrag_"), r.prompt + r.segments[-1].text) for r in records]
+
+    who, where = (step.subquery for step in QUESTION.decomposition)
+    found_later = tasks({who: [MAN], "Moby Dick": [FILM], where: [MAN]})
+    assert [task for task, _ in found_later] == ["reason", "identify", "summarize"] * 3 + ["reason", "answer"]
+    assert found_later[2][1].endswith(" nothing\n") and "Knowledge: nothing" in found_later[3][1]
+    assert "I still need to know: Who directed Moby Dick?" in found_later[3][1]
+    assert "Knowledge: Moby Dick: It was directed by John Huston.\n" in found_later[6][1]
+    never = tasks({who: [], "Moby Dick": [MAN], where: [MAN]})
+    assert [task for task, _ in never] == ["reason", "identify", "summarize"] * 2
+
+
+def test_hops_are_told_as_sentences():
+    step = GoldStep(subquery="Who is the director of Moby Dick?", answer="John Huston", entity="Moby Dick")
+    assert dualrag.statement(step) == "The director of Moby Dick is John Huston."
+    assert dualrag.statement(QUESTION.decomposition[0]) == "Who directed Moby Dick? John Huston."
+    assert dualrag.evidence(step, [MAN, FILM]) == "It was directed by John Huston."
+    assert dualrag.evidence(step, [MAN]) == ""  # names the director, but not the film

@@ -3,10 +3,15 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
-from support.fakes import Replay
+import pytest
+from support.fakes import Found, Replay
+from support.paths import DATA
 from support.synthesis import search_hops
+from support.two_hop import FILM, MAN, QUESTION
 
+from rag_train.data_synth.knowable import unknown as unknowable_parts
 from rag_train.data_synth.modules import baselines, dualrag, hanrag, planrag
 from rag_train.data_synth.modules.examples import says
 from rag_train.data_synth.modules.registry import FACTORIES
@@ -18,7 +23,7 @@ from rag_train.miniworld.world import World
 from rag_train.questions.load import load_questions
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.index.bm25 import BM25Index
-from rag_train.schema import SFTRecord
+from rag_train.schema import GoldStep, SFTRecord
 from rag_train.strategies.base import Kit
 from rag_train.strategies.registry import build
 
@@ -88,10 +93,10 @@ def test_reads_musique_and_2wiki_as_released(tmp_path: Path):
     (tmp_path / "w.json").write_text(json.dumps([wiki]))
     [chain] = load_questions(tmp_path / "m.jsonl")
     assert [(n.id, n.question, n.parents) for n in planrag.plan_from_gold(chain).nodes] == [
-        ("Q1.1", "capital of France", []),
+        ("Q1.1", "capital of France?", []),
         ("Q2.1", "Which river is <A1.1> on?", ["Q1.1"]),
     ]
-    assert [step.entity for step in chain.decomposition] == ["Paris", "Paris"]
+    assert [step.entity for step in chain.decomposition] == ["France", "Paris"]
     [comparison] = load_questions(tmp_path / "w.json")
     plan = planrag.plan_from_gold(comparison)
     assert [(n.id, n.parents) for n in plan.nodes] == [("Q1.1", []), ("Q1.2", []), ("Q2.1", ["Q1.1", "Q1.2"])]
@@ -99,3 +104,42 @@ def test_reads_musique_and_2wiki_as_released(tmp_path: Path):
     queries = [comparison.question, *(step.subquery for step in comparison.decomposition)]
     records = planrag.gold_records(comparison, {query: [] for query in queries})
     assert [draft.id for draft in plans.PLAN.parse(records[0].segments[-1].text)] == ["Q1.1", "Q1.2", "Q2.1"]
+
+
+SHORTHAND = QUESTION.model_copy(
+    update={"id": "s", "decomposition": [GoldStep(subquery="A >> odd relation", answer="b", entity="A")]}
+)
+
+
+def test_hops_in_shorthand_and_unknowable_targets_are_left_out_and_counted():
+    unknowable = QUESTION.model_copy(update={"question": "Where was the director of it born?"})
+    for factory in FACTORIES.values():
+        recipe: Any = factory.recipe(questions=[], index="", output="", instructions=False)
+        marks = {hanrag.ROUTED: ["", "0"], hanrag.JUDGED: [0]}
+        shorthand, unknown = (
+            asyncio.run(factory.outcome(q.model_copy(update={"metadata": marks}), recipe, Found([FILM, MAN]), None))  # pyright: ignore
+            for q in (SHORTHAND, unknowable)
+        )
+        assert not shorthand.records and [item.reason for item in shorthand.rejected] == ["hop in shorthand"]
+        assert {item.reason for item in unknown.rejected} == {"not known from its prompt"}
+        assert unknown.records and not any(map(unknowable_parts, unknown.records))
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the real question sets are not here")
+def test_real_gold_examples_can_be_known_from_their_prompts():
+    questions = [
+        *load_questions(DATA / "musique/train_100.jsonl")[:40],
+        *load_questions(DATA / "2wikimultihopqa/train_sample.json")[:40],
+    ]
+    for factory in FACTORIES.values():
+        recipe: Any = factory.recipe(questions=[], index="", output="", instructions=False)
+        kept = 0
+        for question in questions:
+            marks = {hanrag.ROUTED: [""], hanrag.JUDGED: [0]}
+            retriever: Any = Found(question.gold_passages)
+            marked = question.model_copy(update={"metadata": question.metadata | marks})
+            made = asyncio.run(factory.outcome(marked, recipe, retriever, None))
+            assert not any(map(unknowable_parts, made.records))
+            assert not any(">>" in record.completion for record in made.records)
+            kept += bool(made.records)
+        assert kept > 0.8 * len(questions)

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from support.fakes import Found
 from support.synthesis import write
 from support.two_hop import FILM, MAN, QUESTION, kit
@@ -11,8 +13,9 @@ from support.two_hop import FILM, MAN, QUESTION, kit
 from rag_train.data_synth.modules import hanrag
 from rag_train.data_synth.modules.recipes import HANRAGRecipe, RouteSizes
 from rag_train.data_synth.modules.run import synthesize_with
+from rag_train.errors import UserError
 from rag_train.files import read_records
-from rag_train.schema import Question, SFTRecord
+from rag_train.schema import Passage, Question, SFTRecord
 
 
 def test_draws_routes_from_all_sources_and_takes_the_teachers_relevance_judgements(tmp_path: Path):
@@ -49,4 +52,30 @@ def test_draws_routes_from_all_sources_and_takes_the_teachers_relevance_judgemen
     assert refined[0].segments[-1].text.strip() == single.question
     assert {r.source for r in records if r.task == "hanrag_relevant"} == {"teacher"}
     assert {r.source for r in records if r.task == "hanrag_ending"} == {"gold"}
-    assert summary.counts["judged"] == 10 and summary.counts["judged as annotated"] < 10
+    assert summary.counts["judged"] == 8 and summary.counts["judged as annotated"] < 8
+    assert not {r.task for r in records} & {"hanrag_answer", "hanrag_combine"}  # the generator is not trained
+
+
+def test_passages_are_drawn_before_they_are_judged(tmp_path: Path):
+    passages = [FILM, MAN, *(Passage(id=str(i), title="T", text=f"Text {i}.") for i in range(18))]
+    for relevance, judged in ((None, 4), (1, 2)):
+        recipe = HANRAGRecipe(
+            questions=[write(tmp_path / "q.jsonl", [QUESTION])], index="", output="", model="t", relevance=relevance
+        )
+        [question] = hanrag.routed_questions(recipe)
+        made = asyncio.run(hanrag.outcome(question, recipe, Found(passages), kit(" true", passages)))  # pyright: ignore
+        assert made.counts["engine_calls"] == made.counts["judged"] == judged
+
+
+def test_only_the_named_files_feed_the_router_besides_its_own(tmp_path: Path):
+    files = [
+        write(tmp_path / name / "train.jsonl", [QUESTION, Question(id=name, question=f"{name}?", answers=["x"])])
+        for name in ("musique", "wiki")
+    ]
+    recipe = HANRAGRecipe(questions=files, routed=files[:1], index="", output="")
+    routed = {question.id: question.metadata[hanrag.ROUTED] for question in hanrag.routed_questions(recipe)}
+    assert routed == {
+        "musique/train.jsonl:q": ["", "0", "1"], "musique": [], "wiki/train.jsonl:q": [], "wiki": []
+    }  # fmt: skip
+    with pytest.raises(UserError, match="is not one of the recipe's questions"):
+        hanrag.routed_questions(replace(recipe, questions=files[1:]))

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from support.paths import ROOT
 
 from rag_train.data_synth import compound
@@ -26,6 +27,41 @@ def test_shipped_recipes_load_and_document_their_keys(tmp_path: Path):
         method = name.removesuffix("_teacher")
         recipe_type = compound.CompoundRecipe if method == "compound" else FACTORIES[method].recipe
         assert load_recipe(recipe_type, tmp_path / "recipe.yaml").model
+
+
+RECIPES = sorted(path for path in (ROOT / "recipes").glob("*.yaml") if path.stem != "demo")
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipes_say_which_values_are_the_papers_and_which_are_ours(path: Path):
+    comments = " ".join(line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#"))
+    assert "Ours:" in comments or path.stem == "deeprag_synth"
+    if path.stem.startswith(("dualrag", "hanrag", "planrag", "compound")):
+        assert "The paper's:" in comments
+
+
+def test_module_recipes_train_on_what_the_teacher_recipes_write():
+    for system in ("dualrag", "hanrag", "planrag"):
+        trained, made = (
+            yaml.safe_load((ROOT / f"recipes/{system}_{name}.yaml").read_text()) for name in ("sft", "teacher")
+        )
+        assert trained["data"] == made["output"]
+    for name in ("adaptive_rag", "uar"):
+        trained, made = (
+            yaml.safe_load((ROOT / f"recipes/{name}{suffix}.yaml").read_text()) for suffix in ("", "_synth")
+        )
+        assert trained["data"] == made["output"]
+
+
+def test_planrag_trains_for_5000_steps_of_8_on_one_gpu_and_on_eight():
+    text = (ROOT / "recipes/planrag_sft.yaml").read_text()
+    recipe = yaml.safe_load(text)
+    teacher = yaml.safe_load((ROOT / "recipes/planrag_teacher.yaml").read_text())
+    processes = yaml.safe_load((ROOT / "launch/accelerate/ddp.yaml").read_text())["num_processes"]
+    [eight] = re.findall(r"ddp\.yaml .*\n#\s+batch_size=(\d+) gradient_accumulation=(\d+)", text)
+    alone = recipe["batch_size"] * recipe["gradient_accumulation"]
+    assert alone == int(eight[0]) * int(eight[1]) * processes == 8
+    assert round(teacher["sample"] * recipe["epochs"] / 8, -1) == 5000
 
 
 def test_levelrag_recipe_accepts_no_teacher(tmp_path: Path):

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 from support.paths import ROOT
+from support.synthesis import write
 
-from rag_train.data_synth.inputs import check_unique_ids
+from rag_train.data_synth.inputs import check_unique_ids, read_questions
 from rag_train.errors import UserError
 from rag_train.miniworld.world import World, write_world
 from rag_train.schema import Question
@@ -34,3 +35,16 @@ def test_rejects_duplicate_ids():
     with pytest.raises(UserError, match="id 'q0' occurs more than once; give each question its own id"):
         check_unique_ids(questions)
     check_unique_ids(questions[:2])
+
+
+def test_ids_that_occur_in_several_files_get_the_name_of_their_file(tmp_path: Path):
+    """FlashRAG's released files all begin with test_0."""
+    files = [
+        write(tmp_path / name / "test.jsonl", [Question(id=id, question="Who?", answers=["a"]) for id in ids])
+        for name, ids in (("nq", ("test_0", "n")), ("popqa", ("test_0", "p")))
+    ]
+    questions = read_questions(files, None, 0)
+    assert [q.id for q in questions] == ["nq/test.jsonl:test_0", "n", "popqa/test.jsonl:test_0", "p"]
+    check_unique_ids(questions)
+    with pytest.raises(UserError, match="the file is given twice"):
+        read_questions([files[0], files[0]], None, 0)

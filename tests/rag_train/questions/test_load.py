@@ -23,13 +23,20 @@ WIKIPEDIA = {
     "context": [["A", ["One.", " Two."]], ["C", ["No."]], ["B", ["Three."]]],
 }
 GOLD = [Passage(id="A", title="A", text="One. Two."), Passage(id="B", title="B", text="Three.")]
+SUPPORTING = ["One.", "Two.", "Three."]
 COMMON = {"id": "q", "question": "Who directed A?", "answers": ["Ann"]}
-TRIPLES = [["A", "director", "Ann"], ["Ann", "born", "1950"]]
+TRIPLES = [["Ada", "director", "Ann"], ["Ann (director)", "date of birth", "1950"]]
 
 SHAPES: dict[str, tuple[dict[str, Any], Question]] = {
     "hotpotqa": (
         WIKIPEDIA | {"level": "hard"},
-        Question(**COMMON, type="bridge", hops=2, gold_passages=GOLD, metadata={"level": "hard"}),
+        Question(
+            **COMMON,
+            type="bridge",
+            hops=2,
+            gold_passages=GOLD,
+            metadata={"supporting": SUPPORTING, "level": "hard"},
+        ),
     ),
     "2wikimultihopqa": (
         {key: value for key, value in WIKIPEDIA.items() if key != "context"} | {"evidences": TRIPLES},
@@ -39,8 +46,8 @@ SHAPES: dict[str, tuple[dict[str, Any], Question]] = {
             hops=2,
             metadata={"evidences": TRIPLES},
             decomposition=[
-                GoldStep(subquery="What is the director of A?", answer="Ann", entity="A"),
-                GoldStep(subquery="What is the born of Ann?", answer="1950", entity="Ann"),
+                GoldStep(subquery="Who is the director of Ada?", answer="Ann", entity="Ada"),
+                GoldStep(subquery="What is the date of birth of Ann?", answer="1950", entity="Ann"),
             ],
         ),
     ),
@@ -76,7 +83,10 @@ SHAPES: dict[str, tuple[dict[str, Any], Question]] = {
             decomposition=[
                 GoldStep(subquery="A >> studio", answer="B\\1", passage_ids=["q/2"], entity="A"),
                 GoldStep(
-                    subquery="who heads B\\1 with a B\\1 hit or #2?", answer="Ann", passage_ids=["q/0"], entity="A"
+                    subquery="who heads B\\1 with a B\\1 hit or #2?",
+                    answer="Ann",
+                    passage_ids=["q/0"],
+                    entity="B\\1",
                 ),
             ],
         ),

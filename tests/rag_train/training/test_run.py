@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -111,6 +112,14 @@ def test_balanced_pairs_prefer_both_decisions_equally_often(tmp_path: Path):
     rows, report = dpo_rows(path, TOKENIZER, max_tokens=99, chat=False, balance=True)
     assert report.examples == 2 and rows[0]["chosen_ids"] == rows[1]["rejected_ids"]
     assert len(dpo_rows(path, TOKENIZER, max_tokens=99, chat=False)[0]) == 5
+
+
+def test_balanced_pairs_come_from_all_of_the_file(tmp_path: Path):
+    """A file holds one dataset after another, and a decision must not tell which one a question is from."""
+    path = write(tmp_path / "d", [pair(i) for i in (*range(0, 40, 2), *range(1, 20, 2))])
+    rows, _ = dpo_rows(path, TOKENIZER, max_tokens=99, chat=False, balance=True)
+    asked = [int(re.findall(r"\d+", TOKENIZER.decode(row["prompt_ids"]))[0]) for row in rows]
+    assert asked == [*range(0, 40, 4), *range(1, 20, 2)]
 
 
 @given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=4))
