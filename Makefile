@@ -4,7 +4,7 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo demo-seeds strategies teacher-data fuzz check fast test lint bench bench-runtime bench-synthesis bench-resume bench-training bench-retrieval retrievers docs clean
+.PHONY: help demo demo-seeds strategies teacher-data fuzz check fast test lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-retrieval retrievers docs clean
 
 help:
 	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
@@ -19,6 +19,7 @@ help:
 	@echo "make bench-runtime   every strategy compared with one batch, and with one question at a time"
 	@echo "make bench-synthesis DeepRAG's synthesis compared with one batch of the same prompts"
 	@echo "make bench-resume    DeepRAG's synthesis killed 20 times: the files stay the same"
+	@echo "make bench-outage    an evaluation whose services are killed and answer nonsense: the answers stay the same"
 	@echo "make bench-training  calibration and imitation on trees compared with TRL's trainers"
 	@echo "make retrievers DATA=DIR       recall and speed of every retriever on real questions"
 	@echo "make bench-retrieval DATA=DIR  retrieval at a million passages compared with other tools"
@@ -77,6 +78,9 @@ bench-synthesis: .venv/.ready
 
 bench-resume: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.resume
+
+bench-outage: .venv/.ready
+	$(BIN)/python -m rag_train.eval.benchmarks.outage
 
 bench-training: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.training

@@ -23,7 +23,6 @@ from rag_train.data_synth.modules.recipes import Count
 from rag_train.files import write_text
 from rag_train.formats.deeprag import one_line
 from rag_train.formats.tasks import Fields, Task
-from rag_train.llm.base import EngineError
 from rag_train.llm.engines import EngineConfig, open_engine
 from rag_train.provenance import weights_sha256
 from rag_train.resumable import WHOLE, Outcome, Rejected, Shard, Summary, cost, run
@@ -118,12 +117,7 @@ async def synthesize_with(
     """Build the benchmark with drawn entities and an open teacher."""
 
     async def work(entity: Entity) -> Outcome:
-        try:
-            return await compose(entity, recipe, teacher)
-        except ValueError as error:  # the document is longer than the model's context
-            return Outcome([], {}, [Rejected(id=entity.id, reason="too long", text=str(error))])
-        except EngineError as error:
-            return Outcome([], {}, [Rejected(id=entity.id, reason="engine failed", text=str(error))])
+        return await compose(entity, recipe, teacher)
 
     identity = identifying_settings(recipe) | {"model_sha256": weights_sha256(recipe.model), **settings}
     output = Path(recipe.output)

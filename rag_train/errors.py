@@ -1,4 +1,4 @@
-"""The exception for mistakes that the user can correct."""
+"""The exceptions for mistakes that the user can correct, and for failures of services."""
 
 
 class UserError(Exception):
@@ -6,6 +6,18 @@ class UserError(Exception):
 
     The command line prints the message and exits with status 2.
     """
+
+
+class ServiceError(UserError):
+    """A service failed: an engine, retriever, reranker or judge is down or too slow, or its answer is invalid.
+
+    Nothing is known about the question for which the service was asked. Asking again may succeed; see
+    `rag_train.patience`.
+    """
+
+
+class PromptTooLong(ValueError):
+    """A prompt and the tokens to write do not fit the model's context."""
 
 
 class OneProcessError(UserError):

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
+from uuid import uuid4
 
 from pydantic import BaseModel
 
@@ -17,10 +18,11 @@ T = TypeVar("T", bound=BaseModel)
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` and create its directory if necessary.
 
-    The write is atomic: readers see either the old contents or the new contents.
+    The write is atomic: readers see either the old contents or the new contents. If several processes write the
+    file at the same time, the last one wins.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp")
+    temporary = path.with_name(f"{path.name}.{uuid4().hex[:8]}.tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -47,6 +48,33 @@ def send(client: httpx.Client, method: str, url: str, retries: int, **content: A
                 return response
         time.sleep(wait)
     raise AssertionError("the last attempt returns or raises")
+
+
+def open_client(timeout: float, headers: dict[str, str] | None = None) -> httpx.Client:
+    """Return a client whose responses take at most ``timeout`` seconds to begin, and as long again to arrive."""
+
+    def limit(response: httpx.Response) -> None:
+        if isinstance(response.stream, httpx.SyncByteStream):
+            response.stream = _TimedStream(response.stream, time.monotonic() + timeout)
+
+    return httpx.Client(timeout=timeout, headers=headers, event_hooks={"response": [limit]})
+
+
+class _TimedStream(httpx.SyncByteStream):
+    """A body that has to arrive before a deadline; httpx itself limits only the wait for each part."""
+
+    def __init__(self, stream: httpx.SyncByteStream, deadline: float):
+        self._stream = stream
+        self._deadline = deadline
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self._stream:
+            if time.monotonic() > self._deadline:
+                raise httpx.ReadTimeout("timed out: the response arrives too slowly")
+            yield part
+
+    def close(self) -> None:
+        self._stream.close()
 
 
 def retry_after(response: httpx.Response) -> float | None:

@@ -1,9 +1,13 @@
 """Resumable processing of many items, such as the questions of a synthesis or an evaluation.
 
 Each completed item is a line of ``<output>.partial``. A run that is started again with the same settings skips the
-completed items and repeats those that were in progress. When all items are complete, the records are written to
-``<output>`` in the order of the items, the rejected records to ``<output>.rejected.jsonl`` (if there are any), and
-the sidecar to ``<output>.meta.json``. The files are the same whether or not the run was interrupted.
+completed items and repeats those that were in progress. An item stays open if a service that it needs fails for too
+long (`rag_train.patience`): a line of the partial file keeps its error, its cost and what it had done, and the next
+run tries it again. An item whose content is unfit, such as a question that is too long, is rejected.
+
+When all items are complete, the records are written to ``<output>`` in the order of the items, the rejected records
+to ``<output>.rejected.jsonl`` (if there are any), and the sidecar to ``<output>.meta.json``. The files are the same
+whether or not the run was interrupted.
 
 Several processes can share the items: shard i of n processes items i, i + n, ... and has its own partial file. The
 process that completes the last item writes the output, which depends neither on n nor on the assignment of items to
@@ -21,15 +25,19 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from rag_train.errors import UserError
+from rag_train.errors import PromptTooLong, ServiceError, UserError
+from rag_train.llm.memo import Kept
+from rag_train.patience import VARIABLE, Patience
+from rag_train.patience import seconds as patience_seconds
 from rag_train.progress import progress
 from rag_train.provenance import code_version
 from rag_train.schema import SCHEMA_VERSION, LLMCall, Record
@@ -39,6 +47,18 @@ Item = TypeVar("Item", bound=BaseModel)
 IN_FLIGHT = 512
 """Maximum number of items in progress: enough to fill the engine's batch, and few enough to keep their prompts
 cached."""
+
+
+UNFIT = (PromptTooLong, ValidationError)
+"""Errors that concern the content of an item: trying again would raise them again."""
+
+
+class OpenItems(UserError):
+    """Items stay open because a service failed; ``gone``: it is gone, and other runs would fail too."""
+
+    def __init__(self, message: str, gone: bool):
+        super().__init__(message)
+        self.gone = gone
 
 
 class Rejected(Record):
@@ -101,7 +121,9 @@ class Summary:
             counted by reason.
         items_done: number of items that this run completed.
         seconds: duration of this run.
-        remaining: number of items that other shards have not completed yet.
+        remaining: number of items that are not completed yet.
+        open: number of the remaining items that were tried and stay open because a service failed.
+        retried: number of attempts that this run repeated because a service failed.
     """
 
     output: str
@@ -112,6 +134,8 @@ class Summary:
     items_done: int = 0
     seconds: float = 0.0
     remaining: int = 0
+    open: int = 0
+    retried: int = 0
 
 
 def fingerprint(settings: dict[str, Any], items: Sequence[BaseModel]) -> str:
@@ -124,7 +148,7 @@ def fingerprint(settings: dict[str, Any], items: Sequence[BaseModel]) -> str:
 
 async def run(
     items: Sequence[Item],
-    work: Callable[[Item], Awaitable[Outcome]],
+    work: Callable[[Item], Coroutine[Any, Any, Outcome]],
     output: Path,
     settings: dict[str, Any],
     *,
@@ -134,8 +158,12 @@ async def run(
 ) -> Summary:
     """Process the items of ``shard`` with ``work``, and write the output if the items of all shards are complete.
 
-    ``settings`` are written to the sidecar. Raises UserError, without overwriting any file, if ``output`` or a
-    partial file was made with different settings, or if another process is processing the same shard.
+    ``settings`` are written to the sidecar.
+
+    Raises:
+        OpenItems: if items of this shard stay open because a service failed.
+        UserError: if ``output`` or a partial file was made with different settings, or if another process is
+            processing the same shard; no file is overwritten.
     """
     start = time.monotonic()
     key = fingerprint(settings, items)
@@ -143,7 +171,7 @@ async def run(
         return _finished(output, key)
     output.parent.mkdir(parents=True, exist_ok=True)
     with _claimed(shard.partial(output)) as file:
-        done = _finished_items(output, key)
+        done, _ = _lines(output, key)
         mine = range(shard.number - 1, len(items), shard.of)
         todo = [i for i in mine if i not in done]
         counts = Counter[str]()
@@ -152,31 +180,74 @@ async def run(
         if not file.tell():
             _append(file, {"fingerprint": key})
         with progress(label, len(mine), len(mine) - len(todo)) as advance:
+            workers = min(in_flight, len(todo))
+            patience = Patience(patience_seconds(), workers, lambda *waiting: advance(0, _waiting_note(*waiting)))
             queue = iter(todo)
+            failed: list[UserError] = []
+
+            async def process(i: int) -> None:
+                so_far = Kept()
+                try:
+                    outcome = await patience.complete(partial(work, items[i]), so_far)
+                except UNFIT as error:
+                    outcome = _unfit(items[i], error, so_far)
+                except UserError as error:
+                    failed.append(error)
+                    _append(file, _open_line(i, error, so_far))
+                    return
+                _append(file, _completed_line(i, outcome))
+                counts.update(outcome.counts)
+                advance(1, tokens_note(counts))
 
             async def worker() -> None:
                 for i in queue:
-                    outcome = await work(items[i])
-                    line = {
-                        "item": i,
-                        "records": [record.model_dump(mode="json") for record in outcome.records],
-                        "counts": outcome.counts,
-                        "rejected": [rejected.model_dump(mode="json") for rejected in outcome.rejected],
-                    }
-                    _append(file, line)
-                    counts.update(outcome.counts)
-                    advance(1, tokens_note(counts))
+                    await process(i)
+                    if patience.over.is_set():
+                        return
 
             # If a worker fails, the TaskGroup cancels the others; their completed items are already on disk.
             try:
                 async with asyncio.TaskGroup() as group:
-                    for _ in range(min(in_flight, len(todo))):
+                    for _ in range(workers):
                         group.create_task(worker())
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from errors
         os.fsync(file.fileno())
         summary = _merge(output, shard, len(items), settings, key)
-    return replace(summary, items_done=len(todo), seconds=time.monotonic() - start)
+    if failed:
+        raise OpenItems(_open_message(summary, failed[-1], patience), patience.over.is_set()) from failed[-1]
+    return replace(summary, items_done=len(todo), seconds=time.monotonic() - start, retried=patience.retried)
+
+
+def _completed_line(i: int, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "item": i,
+        "records": [record.model_dump(mode="json") for record in outcome.records],
+        "counts": outcome.counts,
+        "rejected": [rejected.model_dump(mode="json") for rejected in outcome.rejected],
+    }
+
+
+def _open_line(i: int, error: UserError, so_far: Kept) -> dict[str, Any]:
+    records = [record.model_dump(mode="json") for record in so_far.records]
+    return {"open": i, "error": str(error), "counts": cost(so_far.calls), "records": records}
+
+
+def _unfit(item: BaseModel, error: ValueError, so_far: Kept) -> Outcome:
+    """Return the outcome of an item whose content is unfit; the cost of its calls is counted."""
+    reason = "too long" if isinstance(error, PromptTooLong) else "invalid"
+    rejected = Rejected(id=getattr(item, "id", ""), reason=reason, text=str(error))
+    return Outcome([], cost(so_far.calls) if so_far.calls else {}, [rejected])
+
+
+def _waiting_note(waiting: int, error: ServiceError) -> str:
+    return f"{waiting:,} waiting to try again: {str(error)[:60]}"
+
+
+def _open_message(summary: Summary, error: UserError, patience: Patience) -> str:
+    done = f"{summary.items - summary.remaining:,} of {summary.items:,} questions done, {summary.open:,} open"
+    remedy = f"give the same command again to go on; {VARIABLE}=SECONDS waits longer than {patience.seconds:g} s"
+    return f"{summary.output}: {done} ({error}); {remedy}"
 
 
 def tokens_note(counts: Mapping[str, int]) -> str:
@@ -194,6 +265,10 @@ def summary_line(summary: Summary) -> str:
         parts.append(f"rejected: {_listed(summary.rejected)}")
     if summary.remaining:
         parts.append(f"{summary.remaining:,} questions remain for other shards")
+    if summary.open:
+        parts.append(f"{summary.open:,} of them open after failures of a service")
+    if summary.retried:
+        parts.append(f"{summary.retried:,} attempts repeated after failures of a service")
     return f"{summary.output}: {'; '.join(parts)}"
 
 
@@ -206,7 +281,7 @@ def _merge(output: Path, shard: Shard, items: int, settings: dict[str, Any], key
 
     If two shards do this at the same time, they write the same files.
     """
-    done = _finished_items(output, key)
+    done, open_items = _lines(output, key)
     if output.exists():  # another shard has written the output
         return _finished(output, key)
     finished = [done[i] for i in sorted(done)]
@@ -234,7 +309,8 @@ def _merge(output: Path, shard: Shard, items: int, settings: dict[str, Any], key
         _replace(_meta(output), suffix, [json.dumps(meta, indent=2, default=str) + "\n"])
         _replace(output, suffix, _json_lines(records))  # last: its existence means that the run is complete
         return _finished(output, key)
-    return Summary(str(output), items, len(records), meta["counts"], meta["rejected"], remaining=items - len(done))
+    totals = Summary(str(output), items, len(records), meta["counts"], meta["rejected"])
+    return replace(totals, remaining=items - len(done), open=len(open_items))
 
 
 def _finished(output: Path, key: str) -> Summary:
@@ -255,17 +331,22 @@ def _finished(output: Path, key: str) -> Summary:
     return Summary(str(output), meta["items"], meta["records"], meta["counts"], meta.get("rejected", {}))
 
 
-def _finished_items(output: Path, key: str) -> dict[int, dict[str, Any]]:
-    """Return the completed items of all partial files. A last line without its line feed is ignored."""
+def _lines(output: Path, key: str) -> tuple[dict[int, dict[str, Any]], set[int]]:
+    """Return the completed items of all partial files, and the numbers of the open items.
+
+    A last line without its line feed is ignored.
+    """
     done: dict[int, dict[str, Any]] = {}
+    tried: set[int] = set()
     for part in _parts(output):
         with suppress(FileNotFoundError):  # another shard has just written the output
             *complete, _ = part.read_bytes().split(b"\n")
             lines = [json.loads(line) for line in complete]
             if lines and lines[0].get("fingerprint") != key:
                 raise UserError(f"{part}: was started with a different recipe; delete it or choose another output")
-            done |= {line["item"]: line for line in lines[1:]}
-    return done
+            done |= {line["item"]: line for line in lines[1:] if "item" in line}
+            tried |= {line["open"] for line in lines[1:] if "open" in line}
+    return done, tried - done.keys()
 
 
 @contextmanager

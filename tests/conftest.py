@@ -38,6 +38,12 @@ def logs_of_engines(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["RAG_TRAIN_LOG_DIR"] = str(tmp_path_factory.mktemp("logs"))
 
 
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs do not wait for services that fail."""
+    monkeypatch.setenv("RAG_TRAIN_PATIENCE", "0")
+
+
 @pytest.fixture(scope="session")
 def mini_world() -> World:
     """The world of the shipped mini model."""

@@ -51,12 +51,9 @@ async def synthesize_with(
     async def work(question: Question) -> Outcome:
         prompt = task_prompt(question.question, task)
         turn = as_turn(llm.tokenizer, prompt)
-        try:
-            if recipe.stage == "cold_start":
-                return _cold_start_outcome(question, *await cold_start.examples(question, prompt))
-            result = await (searcher.explore if whole_tree else searcher.search)(question, turn)
-        except ValueError as error:  # the prompt is longer than the model's context
-            return Outcome([], {}, [Rejected(id=question.id, reason="too long", text=str(error))])
+        if recipe.stage == "cold_start":
+            return _cold_start_outcome(question, *await cold_start.examples(question, prompt))
+        result = await (searcher.explore if whole_tree else searcher.search)(question, turn)
         if recipe.stage == "sft":
             record = sft_record(question, prompt, result)
             records = [record] if record else []

@@ -11,11 +11,12 @@ import asyncio
 import heapq
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from rag_train.answers import contains, exact_match
+from rag_train.errors import PromptTooLong
 from rag_train.formats import deeprag
 from rag_train.llm.base import LLM, Sampling
 from rag_train.llm.memo import CallLog
@@ -148,14 +149,22 @@ class TreeSearch:
     async def _expand(self, controller: Controller, question: Question, node: Node) -> None:
         """End at ``node``, or ask a subquery and answer it both ways (lines 6 to 15 of Algorithm 1).
 
-        If the controller writes a malformed line, the node gets no answer and no children.
+        If the controller writes a malformed line, or the transcript has become too long for the model, the node
+        gets no answer and no children.
+
+        Raises:
+            PromptTooLong: if the question itself is too long.
         """
-        if len(node.steps) > self._config.max_steps:
-            node.answer = await controller.final(node.steps)
-        else:
-            move = await controller.next_move(node.steps)
-            node.subquery, node.answer = move.subquery, move.answer
-            node.unparsed = move.text if move == Move(text=move.text) else ""
+        try:
+            if len(node.steps) > self._config.max_steps:
+                node.answer = await controller.final(node.steps)
+            else:
+                move = await controller.next_move(node.steps)
+                node.subquery, node.answer = move.subquery, move.answer
+                node.unparsed = move.text if move == Move(text=move.text) else ""
+        except PromptTooLong:
+            if not node.steps:
+                raise
         if node.answer is not None:
             node.correct = self._is_correct(node.answer, question)
         elif node.subquery is not None:
@@ -171,9 +180,11 @@ class TreeSearch:
             passages = await self._retriever.search(subquery, self._config.passages)
         answers = await asyncio.gather(
             *(
-                controller.retrieved(node.steps, subquery, passages, sample)
-                if decision is Decision.RETRIEVE
-                else controller.parametric(node.steps, subquery, sample)
+                _unless_too_long(
+                    controller.retrieved(node.steps, subquery, passages, sample)
+                    if decision is Decision.RETRIEVE
+                    else controller.parametric(node.steps, subquery, sample)
+                )
                 for sample in self._samples()
             )
         )
@@ -227,6 +238,14 @@ def nodes(node: Node) -> Iterator[Node]:
     yield node
     for child in node.children:
         yield from nodes(child)
+
+
+async def _unless_too_long(answer: Coroutine[Any, Any, str]) -> str:
+    """Return the answer, or "" if its prompt is too long: only this branch of the tree ends."""
+    try:
+        return await answer
+    except PromptTooLong:
+        return ""
 
 
 def leaves(node: Node) -> Iterator[Node]:

@@ -11,7 +11,6 @@ from rag_train.data_synth.inputs import check_unique_ids, identifying_settings
 from rag_train.data_synth.leakage import HeldOutQuestions
 from rag_train.data_synth.modules.factory import Factory
 from rag_train.data_synth.modules.recipes import GoldRecipe, TeacherRecipe
-from rag_train.llm.base import EngineError
 from rag_train.llm.engines import open_engine
 from rag_train.progress import console
 from rag_train.provenance import weights_sha256
@@ -57,12 +56,7 @@ async def synthesize_with(
         leak = held_out.leak(question)
         if leak == "text" or (leak and recipe.leak == "entity"):
             return Outcome([], {}, [Rejected(id=question.id, reason=f"held out ({leak})", text=question.question)])
-        try:
-            made = await factory.outcome(question, recipe, retriever, teacher)
-        except ValueError as error:  # the prompt is longer than the model's context
-            return Outcome([], {}, [Rejected(id=question.id, reason="too long", text=str(error))])
-        except EngineError as error:
-            return Outcome([], {}, [Rejected(id=question.id, reason="engine failed", text=str(error))])
+        made = await factory.outcome(question, recipe, retriever, teacher)
         return Outcome(made.records, made.counts | ({"shares an entity": 1} if leak else {}), made.rejected)
 
     identity = identifying_settings(recipe) | {"method": factory.method, **settings}

@@ -237,7 +237,7 @@ def formats_page() -> str:
                 ["`FILE.meta.json`", "versions, settings with the hashes of model and corpus, counts"],
                 ["`FILE.rejected.jsonl`", "the items that were left out, each with its reason"],
                 ["`FILE.md`", "a dataset card"],
-                ["`FILE.partial`", "finished items of an unfinished run; the same command continues"],
+                ["`FILE.partial`", "finished and open items of an unfinished run; the same command continues"],
             ],
             "ll",
         ),

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rag_train.errors import UserError
 from rag_train.files import read_records, write_records
-from rag_train.llm.base import EngineError
-from rag_train.resumable import Outcome, cost, run
-from rag_train.schema import Question, Trajectory
-from rag_train.strategies.base import Kit
+from rag_train.llm.memo import Kept, kept
+from rag_train.resumable import UNFIT, Outcome, cost, run
+from rag_train.schema import Question, Step, Trajectory
+from rag_train.strategies.base import Kit, watcher
 from rag_train.strategies.registry import build
 
 
@@ -48,8 +49,11 @@ class Answers:
     async def ask(self, kit: Kit, questions: Sequence[Question]) -> list[Trajectory]:
         """Answer the missing questions concurrently and return the trajectories of all ``questions``.
 
-        If a prompt exceeds the model's context or an engine call fails, the question's trajectory records the
-        error, and the other questions continue. Raises UserError if the kit lacks what the strategy needs.
+        If a prompt exceeds the model's context, the question's trajectory records the error.
+
+        Raises:
+            OpenItems: if questions stay open because a service failed (`rag_train.patience`).
+            UserError: if the kit lacks what the strategy needs.
         """
         if missing := self.missing(questions):
             batch = self.folder / f"{digest(missing)[:12]}.jsonl"
@@ -65,12 +69,23 @@ class Answers:
         strategy = build(self.strategy, kit)
 
         async def work(question: Question) -> Outcome:
+            so_far = kept.get() or Kept()
+            steps: list[Step] = []
+            watcher.set(lambda kind, value: steps.append(value) if kind == "step" else None)
             try:
                 trajectory = await strategy.answer(question)
-            except (ValueError, EngineError) as error:
+            except (*UNFIT, UserError) as error:
                 trajectory = Trajectory(
-                    question_id=question.id, question=question.question, strategy=strategy.name, error=str(error)
+                    question_id=question.id,
+                    question=question.question,
+                    strategy=strategy.name,
+                    steps=steps,
+                    calls=so_far.calls,
+                    error=str(error),
                 )
+                if isinstance(error, UserError):  # the question stays open
+                    so_far.records = [trajectory]
+                    raise
             return Outcome([trajectory], cost(trajectory.calls) | {"failed": int(trajectory.error is not None)})
 
         settings = self.settings | {"passages": kit.passages, "instructions": kit.instructions}

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import Field
+
 from rag_train.errors import UserError
 from rag_train.eval.matrix.cell import Cell, load_matrix
 from rag_train.eval.matrix.store import read_cell
@@ -37,6 +39,8 @@ class Comparison(Record):
     """McNemar's exact two-sided p-value."""
     p_corrected: float
     """The p-value after Holm's correction for all comparisons made together."""
+    left_out: list[str] = Field(default_factory=list)
+    """Ids of the matrix's cells that were not compared because they answer other questions."""
 
 
 def compare_cells(directory: Path, first: str | None = None, second: str | None = None) -> list[Comparison]:
@@ -62,9 +66,13 @@ def compare_cells(directory: Path, first: str | None = None, second: str | None 
     others = [cells[second]] if second else same_questions
     if not others:
         raise UserError(f"{directory}: no other cell has the questions of {base.id}; give two cells with --cell")
+    left_out = [] if second else [cell.id for cell in cells.values() if cell.questions != base.questions]
     comparisons = [_compare(directory, base, other) for other in others]
     corrected = holm([comparison.p for comparison in comparisons])
-    return [c.model_copy(update={"p_corrected": p}) for c, p in zip(comparisons, corrected, strict=True)]
+    return [
+        c.model_copy(update={"p_corrected": p, "left_out": left_out})
+        for c, p in zip(comparisons, corrected, strict=True)
+    ]
 
 
 def cluster_of(question: Question) -> str:
@@ -112,10 +120,17 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
         ],
         notes=[
             f"In brackets: 95% interval, bootstrapped over {comparisons[0].clusters:,} groups of questions about "
-            "the same subject. p: McNemar's exact test."
+            "the same subject. p: McNemar's exact test.",
+            *_left_out_note(comparisons[0].left_out),
         ],
         importance=[1, 9, 2, 3, 8, 4, 5, 6, 7],
     )
+
+
+def _left_out_note(left_out: Sequence[str]) -> list[str]:
+    if not left_out:
+        return []
+    return [f"Not compared, because they answer other questions (choose with --cell): {', '.join(left_out)}."]
 
 
 def _compare(directory: Path, first: Cell, second: Cell) -> Comparison:

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from rag_train.errors import PromptTooLong
 from rag_train.eval.matrix.cell import Cell, load_matrix
 from rag_train.eval.matrix.store import read_cell, rescore, write_matrix
 from rag_train.files import read_records
@@ -27,7 +28,7 @@ class JudgeVerdict(Record):
 
     digest: str
     right: bool | None
-    """None if the judge's text contains no verdict; the answer then counts as wrong."""
+    """None if the judge's text contains no verdict or the answer is too long for it; it then counts as wrong."""
 
 
 async def judge_matrix(directory: Path, model: str, config: EngineConfig) -> list[Cell]:
@@ -62,7 +63,10 @@ async def judge_answers(llm: LLM, answers: Sequence[JudgeInput], output: Path) -
 
     async def work(answer: JudgeInput) -> Outcome:
         log = CallLog(llm)
-        right = await verdict(log, llm, answer)
+        try:
+            right = await verdict(log, llm, answer)
+        except PromptTooLong:
+            right = None
         return Outcome([JudgeVerdict(digest=answer.digest, right=right)], cost(log.calls))
 
     await run(answers, work, output, {"prompt": instruction(JUDGE.name)}, label="judging")

@@ -82,8 +82,10 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             raise UserError(f"{path}: unknown format; give {FORMATS}")
         yield from ((f"id {id!r}", {"id": id, "predicted_answer": answer}) for id, answer in answers.items())
         return
-    rows = whole if isinstance(whole, list) else text.splitlines()
+    rows = whole if isinstance(whole, list) else text.split("\n")
     for number, row in enumerate(rows, 1):
+        if isinstance(row, str) and not row.strip():
+            continue
         where = f"{'row' if isinstance(whole, list) else 'line'} {number}"
         try:
             row = json.loads(row, object_pairs_hook=_unique_keys) if isinstance(row, str) else row

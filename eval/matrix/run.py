@@ -12,8 +12,9 @@ an interrupted run continues when the same command is given again.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from typing import Any
 from rag_train.errors import UserError
 from rag_train.eval.matrix.answers import Answers
 from rag_train.eval.matrix.cell import Cell, CellName
-from rag_train.eval.matrix.store import require_same_settings, write_cell, write_matrix
+from rag_train.eval.matrix.store import check_cell, write_cell, write_matrix
 from rag_train.llm.checkpoint import check_adapter, check_vocabulary
 from rag_train.provenance import weights_sha256
+from rag_train.resumable import OpenItems
 from rag_train.retrieval.base import Retriever
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Question
@@ -53,10 +55,13 @@ async def run_matrix(
         seed: seed of the question sample, recorded in the cells.
 
     Raises:
-        UserError: before any question is asked, if a strategy's requirements are not met or a cell exists with
-            another model, index or setting.
+        UserError: before any question is asked, if a strategy's requirements are not met, or if a cell would
+            overwrite another cell.
+        OpenItems: at the end, if questions stay open because a service failed; their cells are not written.
     """
+    _check_names(CellName(*parts, seed) for parts in itertools.product(models, strategies, datasets, retrievers))
     done: list[Cell] = []
+    failures: dict[CellName, OpenItems] = {}
     for model, place in models.items():
         model_config = _for_model(config, place)
         common = _settings(model_config)
@@ -68,7 +73,7 @@ async def run_matrix(
         names = [CellName(model, s, d, r, seed) for d in datasets for r in retrievers for s in strategies]
         answers = {name: stores[name.strategy, name.retriever] for name in names}
         for name in names:
-            require_same_settings(output, name, answers[name].settings)
+            check_cell(output, name, datasets[name.dataset], answers[name].settings)
         lacking = [name for name in names if answers[name].missing(datasets[name.dataset])]
         if lacking:
             first = next(iter(retrievers.values()))
@@ -77,15 +82,38 @@ async def run_matrix(
                 for name in lacking:  # raises UserError before the first question is asked
                     build(name.strategy, kits[name.retriever])
                 for name in lacking:
-                    await answers[name].ask(kits[name.retriever], datasets[name.dataset])
-        trajectories = {name: answers[name].of(datasets[name.dataset]) for name in names}
+                    try:
+                        await answers[name].ask(kits[name.retriever], datasets[name.dataset])
+                    except OpenItems as error:
+                        failures[name] = error
+                        if error.gone:  # the other cells would wait for the same service
+                            break
+        complete = [name for name in names if not answers[name].missing(datasets[name.dataset])]
+        trajectories = {name: answers[name].of(datasets[name.dataset]) for name in complete}
         cells: list[Cell] = []
-        for name in names:
+        for name in complete:
             questions, cot = datasets[name.dataset], trajectories.get(name._replace(strategy="cot"))
             cells.append(write_cell(output, name, questions, trajectories[name], answers[name].settings, cot=cot))
         write_matrix(output, cells)
         done += cells
+        if any(error.gone for error in failures.values()):
+            break
+    if failures:
+        name, error = next(reversed(failures.items()))
+        raise OpenItems(f"{name.id}: no scores, because questions are open; {error}", error.gone) from error
     return done
+
+
+def _check_names(names: Iterable[CellName]) -> None:
+    """Raise UserError if two cells would be written to the same files."""
+    by_id: dict[str, CellName] = {}
+    for name in names:
+        other = by_id.setdefault(name.id, name)
+        if other != name:
+            first, second = next(pair for pair in zip(other, name, strict=True) if pair[0] != pair[1])
+            raise UserError(
+                f"{first!r} and {second!r} would have the same files, {name.id}; rename one of them (NAME=PLACE)"
+            )
 
 
 def _for_model(config: KitConfig, place: str) -> KitConfig:

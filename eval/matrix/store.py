@@ -51,10 +51,10 @@ def write_cell(
         scores: scores of the trajectories; computed if not given.
 
     Raises:
-        UserError: if questions and trajectories do not match, or the cell exists with other settings.
+        UserError: if questions and trajectories do not match, or as `check_cell` does.
     """
     scores = score(questions, trajectories) if scores is None else scores
-    require_same_settings(output, name, settings)
+    check_cell(output, name, questions, settings)
     known = known_facts(questions) or None
     summary = summarize(
         questions, trajectories, strategy=name.strategy, seed=name.seed, cot=cot, known=known, scores=scores
@@ -170,16 +170,25 @@ def write_matrix(output: Path, cells: Sequence[Cell]) -> None:
     write_text(output / "tables.csv", matrix_csv(matrix.cells))
 
 
-def require_same_settings(output: Path, name: CellName, settings: dict[str, Any]) -> None:
-    """Raise UserError if the cell exists and was answered with other settings."""
+def check_cell(output: Path, name: CellName, questions: Sequence[Question], settings: dict[str, Any]) -> None:
+    """Raise UserError if writing the cell would overwrite another cell.
+
+    That is a cell with the same files and another name, or with the same name and other settings, or with the same
+    name and entirely different questions, such as those of another file called dev.jsonl.
+    """
     file = output / f"cells/{name.id}.settings.json"
+    remedy = "give the model, the questions or the retriever another name (NAME=PLACE), or choose another --output"
+    before = {cell.id: cell for cell in load_matrix(output).cells} if (output / MATRIX).exists() else {}
+    if cell := before.get(name.id):
+        if cell.name != name:
+            raise UserError(f"{file}: belongs to the cell {tuple(cell.name)}, not {tuple(name)}; {remedy}")
+        asked = {(question.id, question.question) for question in questions}
+        if asked.isdisjoint((old.id, old.question) for old in read_questions(output / cell.questions)):
+            raise UserError(f"{output / cell.questions}: the cell was answered for other questions; {remedy}")
     try:
-        before = json.loads(file.read_text())
+        answered = json.loads(file.read_text())
     except OSError:
         return
-    differing = [key for key in settings if settings[key] != before.get(key)]
+    differing = [key for key in settings if settings[key] != answered.get(key)]
     if differing:
-        raise UserError(
-            f"{file}: the cell was answered with a different setting {differing[0]!r}; give the model or the "
-            "retriever another name (NAME=PLACE), or choose another --output"
-        )
+        raise UserError(f"{file}: the cell was answered with a different setting {differing[0]!r}; {remedy}")

@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rag_train.eval.matrix.cell import Cell
 from rag_train.eval.metrics.boundary import DecisionCounts
@@ -30,7 +31,7 @@ def main_table(runs: Sequence[RunSummary]) -> Table:
             ]
             for run in runs
         ],
-        notes=[_interval_note(runs)],
+        notes=[_interval_note(runs), *_error_notes(runs)],
     )
 
 
@@ -152,16 +153,22 @@ def reliability_table(runs: Sequence[RunSummary]) -> Table:
 
 
 def matrix_tables(cells: Sequence[Cell]) -> list[Table]:
-    """Return all tables with rows, by dataset. A row is named by what distinguishes it from the other rows."""
+    """Return all tables with rows, by dataset. A row is named by what distinguishes it from the other rows.
+
+    Cells that answer different questions of a dataset are in different tables.
+    """
     parts = ("model", "retriever", "seed")
     varying = [part for part in parts if len({getattr(cell, part) for cell in cells}) > 1]
     tables: list[Table] = []
-    for dataset in dict.fromkeys(cell.dataset for cell in cells):
+    sets = dict.fromkeys((cell.dataset, cell.questions) for cell in cells)
+    for dataset, questions in sets:
         runs = [
             cell.summary.model_copy(update={"stage": ", ".join(str(getattr(cell, part)) for part in varying)})
             for cell in cells
-            if cell.dataset == dataset
+            if cell.questions == questions
         ]
+        if sum(other == dataset for other, _ in sets) > 1:
+            dataset = f"{dataset} ({runs[0].questions:,} questions, {Path(questions).name})"
         order = (main_table, measures_table, hops_table, decision_table, reliability_table, depth_table, cost_table)
         made = [make(runs) for make in order]
         tables += [replace(table, title=f"{dataset}: {table.title}") for table in made if table.rows]
@@ -199,6 +206,11 @@ def _percent(interval: Interval) -> str:
 
 def _number(interval: Interval | None) -> str:
     return f"{interval.mean:.2f} [{interval.lo:.2f}, {interval.hi:.2f}]" if interval else NOTHING
+
+
+def _error_notes(runs: Sequence[RunSummary]) -> list[str]:
+    failed = [f"{run.name} ({run.errors:.0f} of {run.questions:,})" for run in runs if run.errors]
+    return [f"Counted as wrong, because a prompt was too long or invalid: {', '.join(failed)}."] if failed else []
 
 
 def _interval_note(runs: Sequence[RunSummary]) -> str:

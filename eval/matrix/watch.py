@@ -50,7 +50,7 @@ def watch_checkpoints(
     if not run.is_dir():
         raise UserError(f"--watch {run}: no such directory; give the output_dir of a training run")
     log = run / LOG
-    entries = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    entries = [json.loads(line) for line in log.read_text().split("\n")[:-1]] if log.exists() else []
     snapshot = run / "evaluating"
     with _wandb_log(run) as to_wandb:
         for name, place in _appearing(run, {entry["checkpoint"] for entry in entries}, seconds):

@@ -7,6 +7,8 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
+from rag_train.errors import ServiceError
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -34,7 +36,7 @@ class Sampling:
     """Directory of the LoRA adapter to use, as saved by PEFT; None for the base model."""
 
 
-class EngineError(Exception):
+class EngineError(ServiceError):
     """A single call failed: the engine or server reported an error or did not answer in time.
 
     Other calls may still succeed.

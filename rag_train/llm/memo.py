@@ -5,13 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
 
+from rag_train.errors import PromptTooLong
 from rag_train.llm.base import LLM, Completion, Sampling
 from rag_train.schema import LLMCall
 
 call_depth: ContextVar[int] = ContextVar("call_depth", default=0)
 """Number of sequential engine calls that led to the current point of the question. Code that waits for several
 coroutines continues with the highest of their depths (`rag_train.strategies.base.together`)."""
+
+
+@dataclass
+class Kept:
+    """What an item has done in all attempts at it: a further attempt does not repeat its completed calls.
+
+    Attributes:
+        completions: the completed calls, by identity of the engine, prompt and sampling.
+        calls: the cost of each of them.
+        records: what is to be kept of the last attempt if the item stays open, such as its trajectory so far.
+    """
+
+    completions: dict[tuple[int, str, Sampling], Completion] = field(default_factory=dict)
+    calls: list[LLMCall] = field(default_factory=list)
+    records: list[Any] = field(default_factory=list)
+
+
+kept: ContextVar[Kept | None] = ContextVar("kept", default=None)
+"""The work on the current item, if the item is tried again after failures (`rag_train.patience`)."""
 
 
 class CallLog:
@@ -28,21 +50,44 @@ class CallLog:
         self.calls = [] if calls is None else calls
 
     async def complete(self, module: str, prompt: str, sampling: Sampling) -> Completion:
-        """Continue ``prompt``; the call's tokens are counted under ``module``, a part of the strategy."""
+        """Continue ``prompt``; the call's tokens are counted under ``module``, a part of the strategy.
+
+        Raises:
+            PromptTooLong: if the prompt and ``max_tokens`` do not fit the model's context.
+            EngineError: if the engine fails or does not answer in time.
+        """
         task, order = self._made.get((prompt, sampling), (None, call_depth.get() + 1))
         if task is None and self._allow:
             self._allow()
         call_depth.set(max(call_depth.get(), order))
         if task is None:
-            task = asyncio.create_task(self._llm.complete(prompt, sampling))
+            task = asyncio.create_task(self._complete(module, prompt, sampling, order))
             self._made[prompt, sampling] = task, order
-            usage = (await task).usage
-            self.calls.append(
-                LLMCall(
-                    module=module,
-                    prompt_tokens=usage.prompt_tokens,
-                    completion_tokens=usage.completion_tokens,
-                    order=order,
-                )
-            )
         return await task
+
+    async def _complete(self, module: str, prompt: str, sampling: Sampling, order: int) -> Completion:
+        """Make the call, unless an earlier attempt at the item completed it, and record it."""
+        so_far = kept.get() or Kept()
+        key = id(self._llm), prompt, sampling
+        known = so_far.completions.get(key)
+        completion = known or await self._ask(prompt, sampling)
+        usage = completion.usage
+        call = LLMCall(
+            module=module,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            order=order,
+        )
+        self.calls.append(call)
+        if known is None:
+            so_far.completions[key] = completion
+            so_far.calls.append(call)
+        return completion
+
+    async def _ask(self, prompt: str, sampling: Sampling) -> Completion:
+        try:
+            return await self._llm.complete(prompt, sampling)
+        except ValueError as error:
+            if type(error) is not ValueError:  # pydantic's errors, for example, say nothing about the length
+                raise
+            raise PromptTooLong(str(error)) from error

@@ -18,7 +18,7 @@ from transformers import (
     set_seed,
 )
 
-from rag_train.errors import UserError
+from rag_train.errors import PromptTooLong, UserError
 from rag_train.llm.base import Completion, EngineError, Sampling, TokenLogprob, Usage
 from rag_train.llm.checkpoint import check_adapter, check_checkpoint, load_tokenizer
 from rag_train.llm.log import starting
@@ -115,7 +115,8 @@ class TransformersEngine:
         """Compute the base model's entropy and attention for each token of ``text`` after ``prompt``.
 
         Raises:
-            ValueError: if prompt and text do not fit the model's context, or ``prompt`` is empty.
+            PromptTooLong: if prompt and text do not fit the model's context.
+            ValueError: if ``prompt`` is empty.
             UserError: if the model is an encoder-decoder.
         """
         if self.model.config.is_encoder_decoder:
@@ -129,7 +130,7 @@ class TransformersEngine:
         if start == 0:
             raise ValueError("the prompt is empty: the text's first token has no context to be predicted from")
         if len(ids) > self._context:
-            raise ValueError(f"prompt and text of {len(ids)} tokens exceed the context of {self._context}")
+            raise PromptTooLong(f"prompt and text of {len(ids)} tokens exceed the context of {self._context}")
         with self._lock, torch.inference_mode():
             self._use(None)
             usual = self.model.config._attn_implementation

@@ -10,14 +10,26 @@ from rag_train.schema import Passage
 
 
 class Retriever(Protocol):
-    """A source of passages. An index also has ``corpus_sha256``: see the function `corpus_sha256`."""
+    """A source of passages.
+
+    An index also has ``corpus_sha256``: see the function `corpus_sha256`. A retriever whose searches can run at the
+    same time has ``threads``: see the function `threads`.
+    """
 
     @property
     def name(self) -> str: ...
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Return the ``k`` best passages for each query, best first, with scores; fewer if there are no more."""
+        """Return the ``k`` best passages for each query, best first, with scores; fewer if there are no more.
+
+        Raises ServiceError if a service fails that it depends on.
+        """
         ...
+
+
+def threads(retriever: Retriever) -> int:
+    """Return the number of searches of a retriever that should run at the same time; 1 if it does not say."""
+    return getattr(retriever, "threads", 1)
 
 
 def corpus_sha256(retriever: Retriever) -> str:

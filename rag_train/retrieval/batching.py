@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from rag_train.retrieval.base import Retriever
+from rag_train.retrieval.base import threads as wanted_threads
 from rag_train.schema import Passage
 
 _Key = tuple[str, int]
@@ -22,7 +23,7 @@ class AsyncRetriever:
     Args:
         retriever: the retriever to call.
         max_batch: maximum number of queries in a batch.
-        threads: maximum number of concurrent batches; more than 1 helps if the retriever releases the GIL.
+        threads: maximum number of concurrent batches; by default, what the retriever asks for.
         remember: number of answers kept in memory; the least recently used are dropped first.
 
     Attributes:
@@ -31,11 +32,13 @@ class AsyncRetriever:
         batches: number of calls of the retriever.
     """
 
-    def __init__(self, retriever: Retriever, max_batch: int = 256, remember: int = 10_000, threads: int = 1):
+    def __init__(
+        self, retriever: Retriever, max_batch: int = 256, remember: int = 10_000, threads: int | None = None
+    ):
         self.retriever = retriever
         self.max_batch = max_batch
         self.remember = remember
-        self.threads = threads
+        self.threads = wanted_threads(retriever) if threads is None else threads
         self.queries = self.distinct = self.batches = 0
         self._remembered: OrderedDict[_Key, list[Passage]] = OrderedDict()
         self._pending: dict[_Key, asyncio.Future[list[Passage]]] = {}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError
 
-from rag_train.errors import UserError, not_installed
-from rag_train.http import httpx, send
+from rag_train.errors import ServiceError, UserError, not_installed
+from rag_train.http import httpx, open_client, send
 from rag_train.llm.checkpoint import check_checkpoint
 from rag_train.retrieval.base import Retriever, corpus_sha256
 from rag_train.retrieval.corpus import encodable
@@ -79,7 +79,7 @@ class CrossEncoderReranker:
 
 class _Score(BaseModel):
     index: int
-    score: float
+    score: Annotated[float, Field(allow_inf_nan=False)]
 
 
 class _Scores(BaseModel):
@@ -96,7 +96,7 @@ class VLLMScoreReranker:
     Args:
         url: address of the server, such as ``http://127.0.0.1:8000``.
         model: name of the model on the server; if empty, the server uses its only model.
-        timeout: seconds to wait for a connection, and for each part of a response.
+        timeout: seconds to wait for a connection, for the begin of a response, and for its end.
         retries: number of further attempts if the server is busy or cannot be reached.
     """
 
@@ -104,13 +104,13 @@ class VLLMScoreReranker:
         self.url = url.rstrip("/") + "/score"
         self.model = model
         self.retries = retries
-        self._client = httpx.Client(timeout=timeout)
+        self._client = open_client(timeout)
 
     def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return the relevance for each pair.
 
         Raises:
-            UserError: if the server cannot be reached, rejects the request, or does not respond like vLLM.
+            ServiceError: if the server cannot be reached, rejects the request, or does not respond like vLLM.
         """
         parts = [pairs[i : i + _REQUEST_PAIRS] for i in range(0, len(pairs), _REQUEST_PAIRS)]
         return [score for part in parts for score in self._scores(part)]
@@ -135,8 +135,8 @@ class VLLMScoreReranker:
         except (ValidationError, KeyError) as error:
             raise self._error("the response does not have one score for each pair") from error
 
-    def _error(self, problem: str) -> UserError:
-        return UserError(
+    def _error(self, problem: str) -> ServiceError:
+        return ServiceError(
             f"reranker {self.url}: {problem}; "
             f"start a server with `vllm serve {self.model or 'MODEL'} --runner pooling`, or correct the address"
         )
@@ -165,7 +165,8 @@ class RerankedRetriever:
 
         Raises:
             ValueError: if ``k`` is less than 1.
-            UserError: if the retriever or the reranker fails, or if a score is not a number.
+            ServiceError: if the retriever or the reranker fails.
+            UserError: if a score is not a number.
         """
         if k < 1:
             raise ValueError(f"k is {k}; ask for at least one passage")
@@ -195,7 +196,8 @@ def group_by_entity(
         For each entity, in the given order, its best passages, best first; ties keep the order of retrieval.
 
     Raises:
-        UserError: if the reranker fails, or if a score is not a number.
+        ServiceError: if the reranker fails.
+        UserError: if a score is not a number.
     """
     queries = {entity: list(dict.fromkeys(asked)) for entity, asked in entities.items()}
     pools = {

@@ -18,9 +18,9 @@ from support.fakes import OnePassage, TreeModel
 from rag_train import resumable
 from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
 from rag_train.data_synth.deeprag.run import synthesize_with
-from rag_train.errors import UserError
+from rag_train.errors import ServiceError, UserError
 from rag_train.llm.base import Completion, Sampling
-from rag_train.resumable import WHOLE, Outcome, Rejected, Shard, Summary, cost, run, summary_line
+from rag_train.resumable import WHOLE, OpenItems, Outcome, Rejected, Shard, Summary, cost, run, summary_line
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import LLMCall, Question
 
@@ -195,3 +195,37 @@ def test_rejects_invalid_shards(text: str):
 def test_cost_sums_calls_and_tokens():
     calls = [LLMCall(module="a", prompt_tokens=3, completion_tokens=2)] * 2
     assert cost(calls) == {"engine_calls": 2, "prompt_tokens": 6, "completion_tokens": 4}
+
+
+def test_open_items_are_counted_and_tried_again_with_the_same_result(tmp_path: Path):
+    async def down(item: Question) -> Outcome:
+        if item.id in ("1", "2"):
+            raise ServiceError("down")
+        return await work(item)
+
+    output = tmp_path / "open" / "out.jsonl"
+    with pytest.raises(OpenItems, match=r"out.jsonl: 3 of 7 questions done, 1 open \(down\); give the same"):
+        do(output, Shard(1, 2), work=down)
+    with pytest.raises(OpenItems, match="5 of 7 questions done, 2 open") as caught:
+        do(output, Shard(2, 2), work=down)
+    assert not caught.value.gone, "the other questions were answered"
+    part = do(output, Shard(1, 2))
+    assert (part.items_done, part.remaining, part.open) == (1, 1, 1)
+    assert "1 of them open after failures of a service" in summary_line(part)
+    last = do(output, Shard(2, 2))
+    assert (last.items_done, last.remaining, last.open) == (1, 0, 0)
+    do(tmp_path / "whole" / "out.jsonl")
+    assert files(tmp_path / "open") == files(tmp_path / "whole")
+
+
+def test_a_run_without_its_service_ends_after_the_items_in_progress(tmp_path: Path):
+    tried: list[str] = []
+
+    async def down(item: Question) -> Outcome:
+        tried.append(item.id)
+        raise ServiceError("down")
+
+    items = [Question(id=str(i), question="q", answers=["a"]) for i in range(100)]
+    with pytest.raises(OpenItems, match="0 of 100 questions done") as caught:
+        asyncio.run(run(items, down, tmp_path / "out.jsonl", {}, label="t", in_flight=10))
+    assert caught.value.gone and 10 <= len(tried) < 20

@@ -10,6 +10,7 @@ that starts them, and on CPUs they fail if llvmlite is already loaded.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -47,6 +48,8 @@ class BM25Index:
     """
 
     name = "bm25"
+    threads = min(4, os.cpu_count() or 1)
+    """Number of searches at the same time: they do not hold the GIL."""
 
     def __init__(
         self,

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rag_train.errors import UserError
-from rag_train.http import httpx, send
+from rag_train.errors import ServiceError
+from rag_train.http import httpx, open_client, send
 from rag_train.retrieval.corpus import encodable
-from rag_train.retrieval.remote.messages import SearchRequest, SearchResponse
+from rag_train.retrieval.remote.messages import HealthResponse, SearchRequest, SearchResponse
 from rag_train.schema import Passage
 
 
@@ -19,33 +19,36 @@ class RetrievalClient:
 
     Args:
         url: address of the service, such as ``http://127.0.0.1:8000``.
-        timeout: seconds to wait for a connection, and for each part of a response.
+        timeout: seconds to wait for a connection, for the begin of a response, and for its end.
         retries: number of further attempts if the service is busy or cannot be reached.
 
     Attributes:
         name: name of the served retriever.
 
     Raises:
-        UserError: if there is no retrieval service at the address.
+        ServiceError: if there is no retrieval service at the address.
     """
+
+    threads = 4
+    """Number of requests at the same time: the service searches one while others are on their way."""
 
     def __init__(self, url: str, timeout: float = 60.0, retries: int = 3):
         self.url = url.rstrip("/")
         self.retries = retries
-        self._client = httpx.Client(timeout=timeout)
-        health = self._send("GET", "/health")
+        self._client = open_client(timeout)
         try:
-            self.name = str(health.json()["retriever"])
-            self._max_queries = int(health.json()["max_queries"])
-        except (ValueError, KeyError, TypeError) as error:
+            health = HealthResponse.model_validate_json(self._send("GET", "/health").content)
+        except ValidationError as error:
             raise self._error("the server is not a retrieval service") from error
+        self.name = health.retriever
+        self._max_queries = health.max_queries
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return the passages of the served retriever; queries beyond the service's limit are sent in parts.
 
         Raises:
             ValueError: if ``k`` is less than 1.
-            UserError: if the service cannot be reached, rejects the request, or sends an invalid response.
+            ServiceError: if the service cannot be reached, rejects the request, or sends an invalid response.
         """
         if k < 1:
             raise ValueError(f"k is {k}; ask for at least one passage")
@@ -61,6 +64,8 @@ class RetrievalClient:
             raise self._error("the response is not that of a retrieval service") from error
         if len(found) != len(queries):
             raise self._error(f"the response has {len(found)} results for {len(queries)} queries")
+        if (most := max(map(len, found), default=0)) > k:
+            raise self._error(f"the response has {most} passages for a query, but {k} were requested")
         return found
 
     def _send(self, method: str, path: str, **content: Any) -> httpx.Response:
@@ -72,8 +77,8 @@ class RetrievalClient:
             raise self._error(f"status {response.status_code}, {_detail(response)}")
         return response
 
-    def _error(self, problem: str) -> UserError:
-        return UserError(
+    def _error(self, problem: str) -> ServiceError:
+        return ServiceError(
             f"retrieval service {self.url}: {problem}; "
             "start it with `rag-train serve retriever`, or correct the address"
         )

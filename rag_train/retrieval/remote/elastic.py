@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from rag_train.errors import UserError
-from rag_train.http import httpx, send
+from pydantic import ValidationError
+
+from rag_train.errors import ServiceError
+from rag_train.http import httpx, open_client, send
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.index.lucene_query import parse, render
 from rag_train.schema import Passage
@@ -40,7 +42,7 @@ class ElasticRetriever:
         url: address of the cluster, such as ``http://127.0.0.1:9200``.
         index: name of the index.
         headers: headers of every request, such as ``{"Authorization": "ApiKey ..."}``.
-        timeout: seconds to wait for a connection, and for each part of a response.
+        timeout: seconds to wait for a connection, for the begin of a response, and for its end.
         retries: number of further attempts if the cluster is busy or cannot be reached.
     """
 
@@ -52,7 +54,7 @@ class ElasticRetriever:
         self.url = url.rstrip("/")
         self.index = index
         self.retries = retries
-        self._client = httpx.Client(timeout=timeout, headers=headers)
+        self._client = open_client(timeout, headers)
 
     def index_passages(self, passages: Iterable[Passage], progress: Callable[[int], None] = lambda _: None) -> int:
         """Add passages to the index, which is created if necessary, and return their number.
@@ -63,7 +65,7 @@ class ElasticRetriever:
             progress: called with the number of passages added so far.
 
         Raises:
-            UserError: if the cluster cannot be reached or rejects a passage.
+            ServiceError: if the cluster cannot be reached or rejects a passage.
         """
         created = self._send("PUT", f"/{self.index}", json=_INDEX, allowed=(400,))
         if created.status_code == 400 and "resource_already_exists" not in created.text:
@@ -91,7 +93,7 @@ class ElasticRetriever:
 
         Raises:
             ValueError: if ``k`` is less than 1.
-            UserError: if the cluster cannot be reached, lacks the index, or sends an invalid response.
+            ServiceError: if the cluster cannot be reached, lacks the index, or sends an invalid response.
         """
         if k < 1:
             raise ValueError(f"k is {k}; ask for at least one passage")
@@ -113,15 +115,13 @@ class ElasticRetriever:
         responses = answer.get("responses")
         if not isinstance(responses, list) or len(responses) != len(queries):
             raise self._error("the response is not that of Elasticsearch")
-        for response in responses:
-            if "error" in response:
-                raise self._error(str(response["error"].get("reason"))[:300])
-            yield [
-                Passage(
-                    id=hit["_id"], title=hit["_source"]["title"], text=hit["_source"]["text"], score=hit["_score"]
-                )
-                for hit in response["hits"]["hits"]
-            ]
+        try:
+            for response in responses:
+                if "error" in response:
+                    raise self._error(str(response["error"].get("reason"))[:300])
+                yield [_passage(hit) for hit in response["hits"]["hits"]]
+        except (KeyError, TypeError, AttributeError, ValidationError) as error:
+            raise self._error("the response is not that of Elasticsearch") from error
 
     def _send(self, method: str, path: str, allowed: Sequence[int] = (), **content: Any) -> httpx.Response:
         try:
@@ -132,10 +132,15 @@ class ElasticRetriever:
             raise self._error(f"status {response.status_code}, {' '.join(response.text[:300].split())}")
         return response
 
-    def _error(self, problem: str) -> UserError:
-        return UserError(
+    def _error(self, problem: str) -> ServiceError:
+        return ServiceError(
             f"elastic {self.url}/{self.index}: {problem}; check the address, the index and the cluster"
         )
+
+
+def _passage(hit: dict[str, Any]) -> Passage:
+    source = hit["_source"]
+    return Passage(id=hit["_id"], title=source["title"], text=source["text"], score=hit["_score"])
 
 
 def _lucene_query(query: str) -> str:

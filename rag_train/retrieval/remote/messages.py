@@ -1,10 +1,10 @@
-"""The request and the response of the retrieval service."""
+"""The requests and the responses of the retrieval service."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, StrictInt, StrictStr
+from pydantic import BaseModel, Field, StrictInt, StrictStr
 
 from rag_train.schema import Passage, Record
 
@@ -20,3 +20,10 @@ class SearchResponse(Record):
     """The body of the response: for each query the passages, best first."""
 
     passages: list[list[Passage]]
+
+
+class HealthResponse(BaseModel):
+    """The fields of the response to ``GET /health`` that a client needs."""
+
+    retriever: str
+    max_queries: Annotated[StrictInt, Field(ge=1)]

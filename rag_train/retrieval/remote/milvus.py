@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import ValidationError
 
-from rag_train.errors import UserError, not_installed
+from rag_train.errors import ServiceError, UserError, not_installed
 from rag_train.retrieval.corpus import encode as to_line
 from rag_train.schema import Passage
 
@@ -66,7 +67,7 @@ class MilvusRetriever:
         self._dimension: int | None = None
         if metric not in ("ip", "cosine"):
             raise self._error(f"unknown metric {metric!r}", "give ip or cosine")
-        with self._user_errors("check the address; only one process can open a .db file at a time"):
+        with self._service_errors("check the address; only one process can open a .db file at a time"):
             self._client = MilvusClient(uri)
         self._open()
 
@@ -93,7 +94,7 @@ class MilvusRetriever:
             return
         if self._dimension is None:
             self._create(vectors.shape[1])
-        with self._user_errors():
+        with self._service_errors():
             for start in range(0, len(rows), _UPSERT):
                 part = range(start, min(start + _UPSERT, len(rows)))
                 self._client.upsert(self.collection, [{**rows[i], "vector": vectors[i]} for i in part])
@@ -106,7 +107,8 @@ class MilvusRetriever:
 
         Raises:
             ValueError: if ``k`` is not between 1 and 16,384, Milvus's limit.
-            UserError: if the collection does not exist, if the query vectors do not fit it, or if Milvus fails.
+            UserError: if the collection does not exist, or if the query vectors do not fit it.
+            ServiceError: if Milvus fails.
         """
         if not 1 <= k <= _MAX_K:
             raise ValueError(f"k is {k}; ask for 1 to {_MAX_K} passages")
@@ -121,13 +123,13 @@ class MilvusRetriever:
         return [passages for part in parts for passages in self._search(part, k)]
 
     def _search(self, vectors: np.ndarray, k: int) -> list[list[Passage]]:
-        with self._user_errors():
+        with self._service_errors():
             found = self._client.search(self.collection, data=list(vectors), limit=k, output_fields=["passage"])
-        return [[_passage(hit) for hit in hits] for hits in found]
+            return [[_passage(hit) for hit in hits] for hits in found]
 
     def _open(self) -> None:
         """Check the collection, if it exists, and load it."""
-        with self._user_errors():
+        with self._service_errors():
             if not self._client.has_collection(self.collection):
                 return
             schema: Any = self._client.describe_collection(self.collection)
@@ -150,7 +152,7 @@ class MilvusRetriever:
         # Milvus Lite's automatic index is an HNSW with poor recall for large k; at its size exact search is fast.
         kind = "FLAT" if self.uri.endswith(".db") else "AUTOINDEX"
         index.add_index("vector", index_type=kind, metric_type=self.metric.upper())
-        with self._user_errors():
+        with self._service_errors():
             # Session: a client sees its own writes at once, those of others within seconds; searches need not wait.
             self._client.create_collection(
                 self.collection, schema=schema, index_params=index, consistency_level="Session"
@@ -170,18 +172,23 @@ class MilvusRetriever:
         return vectors.astype(np.float32, copy=False)
 
     @contextmanager
-    def _user_errors(
+    def _service_errors(
         self, remedy: str = "check the server and the name of the collection, then try again"
     ) -> Iterator[None]:
-        """Turn Milvus's errors into UserErrors."""
+        """Turn Milvus's errors, and results that are not passages, into ServiceErrors."""
         try:
             yield
         except MilvusException as error:
             problem = " ".join(str(error.message).split())[:300]
-            raise self._error(problem or "Milvus failed without a message", remedy) from error
+            raise ServiceError(self._message(problem or "Milvus failed without a message", remedy)) from error
+        except (ValidationError, KeyError, TypeError) as error:
+            raise ServiceError(self._message("a result is not a passage", remedy)) from error
 
     def _error(self, problem: str, remedy: str) -> UserError:
-        return UserError(f"Milvus {self.uri}, collection {self.collection!r}: {problem}; {remedy}")
+        return UserError(self._message(problem, remedy))
+
+    def _message(self, problem: str, remedy: str) -> str:
+        return f"Milvus {self.uri}, collection {self.collection!r}: {problem}; {remedy}"
 
 
 def _row(passage: Passage) -> dict[str, Any]:

@@ -13,12 +13,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rag_train.errors import UserError
-from rag_train.http import BUSY, httpx, retry_after, send
+from rag_train.errors import ServiceError, UserError
+from rag_train.http import httpx, open_client, retry_after, send
 from rag_train.retrieval.corpus import encodable, parse_json
 from rag_train.schema import Passage
 
 _log = logging.getLogger(__name__)
+_REJECTED = (400, 413, 414, 422)
+"""Statuses that say that the query itself is invalid."""
 _MAX_CHARACTERS = 1500
 """Maximum length of a query, Bing's limit; longer queries are truncated."""
 
@@ -88,18 +90,17 @@ PROVIDERS = {
 class WebRetriever:
     """A web search. A passage is a result's title and snippet; its id is the address, its score 1 / rank.
 
-    A blank query gets an empty list. So does a query that the provider rejects, or whose response is invalid; these
-    are counted and logged.
+    A blank query gets an empty list. So does a query that the provider rejects, which is counted and logged.
 
     Args:
         provider: a key of `PROVIDERS`.
         url: address of the search; by default the provider's.
-        timeout: seconds to wait for a connection, and for each part of a response.
+        timeout: seconds to wait for a connection, for the begin of a response, and for its end.
         retries: number of further attempts if the provider is busy or cannot be reached.
         concurrency: maximum number of concurrent queries.
 
     Attributes:
-        problems: number of failed queries by reason.
+        problems: number of rejected queries by reason.
 
     Raises:
         UserError: if the provider is unknown, or if its address or API key is missing.
@@ -118,14 +119,15 @@ class WebRetriever:
         self.retries = retries
         self.concurrency = concurrency
         self.problems: Counter[str] = Counter()
-        self._client = httpx.Client(timeout=timeout, headers=_key_header(self.provider))
+        self._client = open_client(timeout, _key_header(self.provider))
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return at most ``k`` passages for each query, in the provider's order.
 
         Raises:
             ValueError: if ``k`` is less than 1.
-            UserError: if the provider cannot be reached, rejects the API key, or reports an exhausted quota.
+            ServiceError: if the provider cannot be reached, the quota is exhausted, or a response is invalid.
+            UserError: if the provider rejects the API key.
         """
         if k < 1:
             raise ValueError(f"k is {k}; ask for at least one passage")
@@ -137,35 +139,32 @@ class WebRetriever:
         if not query:
             return []
         response = self._send(self.provider.parameters(query, k))
-        if response.status_code != 200:
-            return self._failed(query, f"status {response.status_code}")
+        if response.status_code in _REJECTED:
+            return self._rejected(query, f"status {response.status_code}")
         try:
             results = parse_json(response.text)
-        except (ValueError, RecursionError):
-            return self._failed(query, "response is not JSON")
+        except (ValueError, RecursionError) as error:
+            raise self._error("the response is not JSON") from error
         for key in self.provider.results:
             results = results.get(key) if isinstance(results, dict) else None
         if not isinstance(results, list):
-            return self._failed(query, f"response without {'.'.join(self.provider.results)}")
+            raise self._error(f"the response is without {'.'.join(self.provider.results)}")
         passages: dict[str, Passage] = {}
         for passage in filter(None, map(self._passage, results)):
             passages.setdefault(passage.id, passage)
         if results and not passages:
-            return self._failed(query, f"results without {', '.join(self.provider.fields)}")
+            raise self._error(f"the results are without {', '.join(self.provider.fields)}")
         ranked = enumerate(islice(passages.values(), k), 1)
         return [passage.model_copy(update={"score": 1 / rank}) for rank, passage in ranked]
 
     def _send(self, parameters: dict[str, Any]) -> httpx.Response:
-        """Return the response. Raises UserError if the other queries would fail in the same way."""
+        """Return the response: results, or the rejection of the query. Raises as `search` does."""
         assert self.url is not None
         content = {"params": parameters} if self.provider.method == "GET" else {"json": parameters}
         try:
             response = send(self._client, self.provider.method, self.url, self.retries, **content)
         except (httpx.RequestError, httpx.InvalidURL) as error:
-            raise UserError(
-                f"{self.name}: no response from {self.url} ({error or type(error).__name__}); "
-                "check the address and the network"
-            ) from error
+            raise self._error(f"no response ({error or type(error).__name__})") from error
         match response.status_code:
             case 401 | 403:
                 key = self.provider.key
@@ -174,9 +173,9 @@ class WebRetriever:
             case 429:
                 wait = retry_after(response)
                 when = f"in {wait:.0f} seconds" if wait else "later"
-                raise UserError(f"{self.name}: the quota is exhausted; try again {when}")
-            case status if status in BUSY:
-                raise UserError(f"{self.name}: {self.url} is unavailable (status {status}); try again later")
+                raise ServiceError(f"{self.name}: the quota is exhausted; try again {when}")
+            case status if status != 200 and status not in _REJECTED:
+                raise self._error(f"status {status}")
         return response
 
     def _passage(self, result: Any) -> Passage | None:
@@ -191,7 +190,10 @@ class WebRetriever:
         except ValidationError:
             return None
 
-    def _failed(self, query: str, problem: str) -> list[Passage]:
+    def _error(self, problem: str) -> ServiceError:
+        return ServiceError(f"{self.name}: {self.url}: {problem}; check the address and the network")
+
+    def _rejected(self, query: str, problem: str) -> list[Passage]:
         self.problems[problem] += 1
         _log.warning("%s: %s; no passages for %r", self.name, problem, query[:200])
         return []

@@ -81,3 +81,23 @@ def test_guided_search_restricts_every_line_and_finds_the_same():
     half = len(patterns) // 2
     assert {pattern for _, pattern in patterns[:half]} == {None}
     assert all(re.fullmatch(pattern or "", text.rstrip("\n") + "\n") for text, pattern in patterns[half:])
+
+
+@given(st.integers(0, 10_000), st.integers(20, 400))
+@settings(max_examples=60, deadline=None)
+def test_a_branch_that_is_too_long_does_not_drop_the_others(seed: int, context: int):
+    """F6: one overlong branch rejected the whole question."""
+
+    class Short(TreeModel):
+        async def complete(self, prompt, sampling):
+            if len(prompt) > context:
+                raise ValueError("too long")
+            return await super().complete(prompt, sampling)
+
+    async def explore():
+        searcher = TreeSearch(Short(seed), AsyncRetriever(OnePassage()), SearchConfig())  # pyright: ignore
+        return await searcher.explore(QUESTION, PROMPT)
+
+    found = list(leaves(asyncio.run(explore()).root))
+    whole = list(leaves(search(seed, SearchConfig(), whole=True)[0].root))
+    assert [leaf for leaf in whole if leaf in found] == found, "the short branches are explored as without a limit"

@@ -1,6 +1,8 @@
 """Synthesis of module examples from the command line."""
 
+import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +10,14 @@ from support.paths import ROOT
 from support.synthesis import write
 
 from rag_train.data_synth.inputs import check_unique_ids, read_questions
-from rag_train.errors import UserError
+from rag_train.data_synth.modules.factory import Factory
+from rag_train.data_synth.modules.recipes import GoldRecipe
+from rag_train.data_synth.modules.registry import FACTORIES
+from rag_train.data_synth.modules.run import synthesize_with
+from rag_train.errors import PromptTooLong, ServiceError, UserError
 from rag_train.miniworld.world import World, write_world
-from rag_train.schema import Question
+from rag_train.resumable import OpenItems, Outcome, Summary
+from rag_train.schema import Passage, Question
 
 
 def test_gold_recipe_writes_examples_of_every_method_once(world: World, tmp_path: Path, call, capsys):
@@ -48,3 +55,45 @@ def test_ids_that_occur_in_several_files_get_the_name_of_their_file(tmp_path: Pa
     check_unique_ids(questions)
     with pytest.raises(UserError, match="the file is given twice"):
         read_questions([files[0], files[0]], None, 0)
+
+
+def synthesize(output: Path, outcome) -> Summary:
+    questions = [Question(id=f"q{i}", question=f"Who is {i}?", answers=["a"]) for i in range(3)]
+    factory: Factory = replace(FACTORIES["planrag"], outcome=outcome)
+    recipe = GoldRecipe(questions=[], index="", output=str(output))
+    return asyncio.run(synthesize_with(factory, recipe, questions, None, None, {}))  # pyright: ignore
+
+
+def test_an_outage_rejects_nothing(tmp_path: Path):
+    """F1: a question whose engine or retriever was down became a finished, rejected item."""
+
+    async def down(question: Question, *_) -> Outcome:
+        if question.id == "q1":
+            raise ServiceError("down")
+        return Outcome([Passage(id=question.id, text="")], {})
+
+    async def up(question: Question, *_) -> Outcome:
+        return Outcome([Passage(id=question.id, text="")], {})
+
+    with pytest.raises(OpenItems, match=r"2 of 3 questions done, 1 open \(down\); give the same command again"):
+        synthesize(tmp_path / "a.jsonl", down)
+    summary = synthesize(tmp_path / "a.jsonl", up)
+    assert (summary.items_done, summary.records, summary.rejected, summary.open) == (1, 3, {}, 0)
+
+
+def test_only_unfit_content_is_rejected(tmp_path: Path):
+    """F6: every ValueError, pydantic's and those of mistakes in the code, was rejected as too long."""
+
+    async def unfit(question: Question, *_) -> Outcome:
+        if question.id == "q0":
+            raise PromptTooLong("5,000 tokens")
+        Question(id=question.id, question="", answers=[])
+        raise AssertionError
+
+    assert synthesize(tmp_path / "a.jsonl", unfit).rejected == {"too long": 1, "invalid": 2}
+
+    async def mistake(question: Question, *_) -> Outcome:
+        raise ValueError("a mistake in the code")
+
+    with pytest.raises(ValueError, match="a mistake in the code"):
+        synthesize(tmp_path / "b.jsonl", mistake)

@@ -32,7 +32,9 @@ def test_compares_cells_question_by_question(tmp_path: Path) -> None:
     assert chance.p_corrected >= chance.p > 0.05
     (alone,) = compare_cells(tmp_path, better.second, better.first)
     assert alone.differences["em"].mean == -0.75 and alone.p == alone.p_corrected
-    assert "better/s/d/none/0" in comparison_table([better, chance]).markdown()
+    text = comparison_table([better, chance]).markdown()
+    assert "better/s/d/none/0" in text
+    assert "Not compared, because they answer other questions (choose with --cell): few/s/d/none/0." in text
     with pytest.raises(UserError, match="no cell 'x'; give one of base/s/d"):
         compare_cells(tmp_path, "x")
     with pytest.raises(

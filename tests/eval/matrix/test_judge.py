@@ -11,9 +11,12 @@ from support.fakes import Says
 from support.matrices import add_cell, numbered
 
 from rag_train.eval.matrix.cell import load_matrix
-from rag_train.eval.matrix.judge import judge_answers, judge_matrix
+from rag_train.eval.matrix.judge import JudgeVerdict, judge_answers, judge_matrix
+from rag_train.files import read_records
 from rag_train.judge import JudgeInput
+from rag_train.llm.base import EngineError
 from rag_train.llm.engines import EngineConfig
+from rag_train.resumable import OpenItems
 
 
 def test_judges_each_distinct_answer_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,3 +44,20 @@ def test_judges_each_distinct_answer_once(tmp_path: Path, monkeypatch: pytest.Mo
     prompts: list[str] = []
     asyncio.run(judge_answers(Says(lambda prompt: prompts.append(prompt) or "no"), [evil], tmp_path / "v.jsonl"))
     assert prompts[0].count("\nRight:") == 1, "a prediction cannot imitate the verdict"
+
+
+def test_an_outage_is_no_verdict(tmp_path: Path) -> None:
+    answers = [JudgeInput(question="q", answers=["a"], prediction=text) for text in ("long", "down", "good")]
+
+    def judge(prompt: str) -> str:
+        if "down" in prompt:
+            raise EngineError("down")
+        if "long" in prompt:
+            raise ValueError("too long")
+        return "yes"
+
+    with pytest.raises(OpenItems, match="2 of 3 questions done, 1 open"):
+        asyncio.run(judge_answers(Says(judge), answers, tmp_path / "v.jsonl"))  # pyright: ignore[reportArgumentType]
+    asyncio.run(judge_answers(Says("no"), answers, tmp_path / "v.jsonl"))  # pyright: ignore[reportArgumentType]
+    verdicts = [verdict.right for verdict in read_records(tmp_path / "v.jsonl", JudgeVerdict)]
+    assert verdicts == [None, False, True]

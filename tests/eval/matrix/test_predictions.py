@@ -16,6 +16,7 @@ from rag_train.eval.matrix.cell import load_matrix
     ("content", "problem"),
     [
         ('{"answer": {"q0": "yes", "q1": "no"}, "sp": {}}', None),
+        ('{"id": "q0", "predicted_answer": "yes"}\n\n{"id": "q1", "predicted_answer": "a\u2028\u0085b"}\n', None),
         ('{"q0": "yes", "q1": "no"}', None),
         ('{"id": "q0", "predicted_answer": "yes"}\n{"id": "q1", "predicted_answer": "no"}', None),
         ('{"answer": {"q0": "yes"}}', "questions without an answer: 'q1'"),

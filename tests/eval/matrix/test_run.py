@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+import json
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from rag_train.eval.matrix.run import run_matrix
 from rag_train.eval.matrix.store import read_cell
 from rag_train.formats.deeprag import FINAL
 from rag_train.llm.base import EngineError
+from rag_train.resumable import OpenItems
 from rag_train.schema import Passage, Question
 from rag_train.strategies.base import Kit
 from rag_train.strategies.kit import KitConfig
@@ -122,19 +124,88 @@ def test_does_not_overwrite_a_cell_with_other_settings(started: FakeEngine, tmp_
     evaluate(tmp_path, {"d": numbered(0)})
     before = contents(tmp_path)
     for wrong, setting in (({"corpus": "other"}, "retrievers"), ({"passages": 5}, "passages")):
-        with pytest.raises(
-            UserError, match=f"answered with a different setting {setting!r}; give the model or the"
-        ):
+        with pytest.raises(UserError, match=f"answered with a different setting {setting!r}; give the model, the"):
             evaluate(tmp_path, {"d": numbered(0)}, **wrong)
     assert contents(tmp_path) == before and started.models == ["a"]
 
 
-def test_reports_and_keeps_failed_questions(started: FakeEngine, tmp_path: Path, capsys) -> None:
-    started.fails = "number 2"
+def test_questions_that_an_engine_fails_on_stay_open_and_are_asked_again(
+    started: FakeEngine, tmp_path: Path
+) -> None:
+    """F3: a failure was final, kept nothing of what was done, and counted as a wrong answer."""
+    asked = {"d": numbered(0, 2)}
+    evaluate(tmp_path / "whole", asked, strategies=["ircot"])
+    works = started._answer
+
+    def fail_at_the_end(prompt: str) -> str:
+        if "number 2" in prompt and prompt.endswith(FINAL):
+            raise EngineError("no answer")
+        return works(prompt)
+
+    started._answer = fail_at_the_end  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(OpenItems, match=r"a/ircot/d/r/0: .*: 1 of 2 questions done, 1 open \(no answer\); give"):
+        evaluate(tmp_path / "open", asked, strategies=["ircot"])
+    (partial,) = (tmp_path / "open" / "answers").rglob("*.partial")
+    (line,) = [json.loads(line) for line in partial.read_text().splitlines() if '"open"' in line]
+    (trajectory,) = line["records"]
+    assert line["error"] == trajectory["error"] == "no answer"
+    assert line["counts"]["engine_calls"] == len(trajectory["calls"]) == 2 and len(trajectory["steps"]) == 2
+    started._answer = works  # pyright: ignore[reportAttributeAccessIssue]
+    before = len(started.prompts)
+    evaluate(tmp_path / "open", asked, strategies=["ircot"])
+    assert all("number 2" in prompt for prompt in started.prompts[before:]), "only the open question is asked"
+    assert contents(tmp_path / "open") == contents(tmp_path / "whole")
+
+
+def test_a_gone_engine_ends_the_run_and_keeps_the_complete_cells(started: FakeEngine, tmp_path: Path) -> None:
+    """F2: the failure of a service ended the run at once, and the answers of complete cells were not scored."""
+    started.fails = "number 1"
+    asked = {"d": numbered(0), "e": numbered(*range(10, 20)), "f": numbered(2)}
+    with pytest.raises(OpenItems, match="a/direct/e/r/0: no scores, because questions are open"):
+        evaluate(tmp_path, asked, strategies=["direct"])
+    assert [cell.id for cell in load_matrix(tmp_path).cells] == ["a/direct/d/r/0"]
+    assert not any("number 2" in prompt for prompt in started.prompts), "the run has ended"
+
+
+def test_a_prompt_that_is_too_long_is_an_answer_with_an_error(started: FakeEngine, tmp_path: Path) -> None:
+    def answer(prompt: str) -> str:
+        if "number 2" in prompt:
+            raise ValueError("too long")
+        return FakeEngine._answer(started, prompt)
+
+    started._answer = answer  # pyright: ignore[reportAttributeAccessIssue]
     (cell,) = evaluate(tmp_path, {"d": numbered(0, 2)}, strategies=["direct"])
     assert cell.summary.errors == 1 and cell.summary.em.mean == 0.5
-    assert "a/direct/d/r/0: 1 of 2 questions failed" in " ".join(capsys.readouterr().err.split())
-    assert [t.error for t in read_cell(tmp_path, cell)[1]] == [None, "no answer"]
+    assert [t.error for t in read_cell(tmp_path, cell)[1]] == [None, "too long"]
+    assert "too long or invalid: direct (1 of 2)" in (tmp_path / "tables.md").read_text()
+
+
+@pytest.mark.parametrize("names", [("a b", "a_b"), ("a/b", "a_b")])
+def test_names_with_the_same_files_are_refused(started: FakeEngine, tmp_path: Path, names: tuple[str, str]) -> None:
+    """R4: the second cell silently replaced the first."""
+    with pytest.raises(UserError, match="would have the same files"):
+        evaluate(tmp_path, {name: numbered(i) for i, name in enumerate(names)})
+    assert not started.prompts
+    evaluate(tmp_path, {names[0]: numbered(0)})
+    with pytest.raises(UserError, match="belongs to the cell"):
+        evaluate(tmp_path, {names[1]: numbered(0)})
+
+
+def test_other_questions_under_the_same_name_are_refused(started: FakeEngine, tmp_path: Path) -> None:
+    """R4: two files called dev.jsonl in two commands were one data set."""
+    evaluate(tmp_path, {"dev": numbered(0, 1)})
+    with pytest.raises(UserError, match="the cell was answered for other questions; give the model, the questions"):
+        evaluate(tmp_path, {"dev": numbered(2, 3)})
+    (cell, _) = evaluate(tmp_path, {"dev": numbered(1, 2)})
+    assert cell.summary.questions == 2
+
+
+def test_cells_with_different_questions_are_in_different_tables(started: FakeEngine, tmp_path: Path) -> None:
+    """U4: 104 questions stood in the same table as 4."""
+    evaluate(tmp_path, {"d": numbered(0, 1)}, ["a"], ["direct"])
+    evaluate(tmp_path, {"d": numbered(0, 1, 2)}, ["b"], ["direct"])
+    text = (tmp_path / "tables.md").read_text()
+    assert "d (2 questions, d-" in text and "d (3 questions, d-" in text
 
 
 def test_cell_ids_stay_in_the_directory(tmp_path: Path) -> None:

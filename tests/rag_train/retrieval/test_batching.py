@@ -122,3 +122,19 @@ def test_search_all_shares_pending_queries() -> None:
 
     asyncio.run(main())
     assert [queries for queries, _ in recorder.calls] == [["a", "b"], ["bad", "c"]]
+
+
+def test_searches_at_the_same_time_if_the_retriever_asks_for_it() -> None:
+    """E8: the engine waited for one search after the other."""
+    together = threading.Barrier(2)
+
+    class Parallel(Recorder):
+        threads = 2
+
+        def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+            together.wait(30)
+            return super().search(queries, k)
+
+    front = AsyncRetriever(Parallel())
+    assert len(asyncio.run(front.search_all(["a", "b"], 1))) == 2
+    assert AsyncRetriever(Recorder()).threads == 1 and AsyncRetriever(Parallel(), threads=1).threads == 1

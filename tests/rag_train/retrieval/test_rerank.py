@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
 
 from rag_train import http
-from rag_train.errors import UserError
+from rag_train.errors import ServiceError, UserError
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.retrieval.index.text import indexed_text
@@ -341,12 +341,13 @@ def test_retries_if_vllm_is_busy(server: Server) -> None:
         (404, b'{"error":{"message":"The model `bge`\\ndoes not exist."}}', "status 404"),
         (200, b"<html>", "does not have one score for each pair"),
         (200, b'{"data": [{"index": 1, "score": 0.5}]}', "does not have one score for each pair"),
+        (200, b'{"data": [{"index": 0, "score": NaN}]}', "does not have one score for each pair"),
         (200, b'{"data": [{"index": 0, "score": "high"}]}', "does not have one score for each pair"),
     ],
 )
 def test_vllm_errors_are_one_line(server: Server, status: int, body: bytes, problem: str) -> None:
     server.replies = [(status, body)]
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(ServiceError) as caught:
         VLLMScoreReranker(server.url, "bge").scores([("a", "b")])
     message = str(caught.value)
     assert problem in message and server.url in message and "; start a server" in message and "\n" not in message

@@ -9,7 +9,7 @@ import pytest
 from support.servers import Handler, serving
 
 from rag_train import http
-from rag_train.errors import UserError
+from rag_train.errors import ServiceError, UserError
 from rag_train.retrieval.remote.client import RetrievalClient
 
 
@@ -41,20 +41,39 @@ def test_retries_after_temporary_failures(monkeypatch: pytest.MonkeyPatch) -> No
     assert [0.05 * 2**i <= wait <= 0.1 * 2**i for i, wait in enumerate(waits)] == [True] * 3
     with scripted(HEALTHY, (503, b"<h1>\nno\n</h1>")) as url:
         client = RetrievalClient(url, retries=2)
-        with pytest.raises(UserError, match="status 503, <h1> no </h1>"):
+        with pytest.raises(ServiceError, match="status 503, <h1> no </h1>"):
             client.search(["q"], 1)
     assert len(waits) == 5
 
 
-@pytest.mark.parametrize("answer", [(200, b"{}"), (200, b"<html>"), (200, b"[]"), (404, b"")])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (200, b"{}"),
+        (200, b"<html>"),
+        (200, b"[]"),
+        (404, b""),
+        (200, b'{"retriever": "r", "max_queries": 0}'),  # R11: search raised ValueError, "too long" to its callers
+        (200, b'{"retriever": "r", "max_queries": "2"}'),
+    ],
+)
 def test_rejects_other_servers(answer: tuple[int, bytes]) -> None:
     with scripted(answer) as url, pytest.raises(UserError, match="retrieval service"):
         RetrievalClient(url)
 
 
-@pytest.mark.parametrize("body", [b'{"passages": [[], []]}', b'{"passages": [[{"id": 1}]]}', b"", b"\xff"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"passages": [[], []]}',
+        b'{"passages": [[{"id": 1}]]}',
+        b'{"passages": [[{"id": "1", "text": ""}, {"id": "2", "text": ""}]]}',  # more than requested
+        b"",
+        b"\xff",
+    ],
+)
 def test_rejects_invalid_responses(body: bytes) -> None:
-    with scripted(HEALTHY, (200, body)) as url, pytest.raises(UserError, match="the response") as caught:
+    with scripted(HEALTHY, (200, body)) as url, pytest.raises(ServiceError, match="the response") as caught:
         RetrievalClient(url).search(["q"], 1)
     assert "\n" not in str(caught.value)
 
@@ -63,3 +82,31 @@ def test_rejects_invalid_responses(body: bytes) -> None:
 def test_reports_an_unreachable_service(url: str) -> None:
     with pytest.raises(UserError, match="rag-train serve retriever"):
         RetrievalClient(url, retries=0)
+
+
+def test_a_body_that_arrives_too_slowly_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R11: a server that sent a byte at a time was read for ever: only the wait for each part was limited."""
+    now = [0.0]
+    monkeypatch.setattr(http.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(http.time, "sleep", lambda seconds: None)
+    sent: list[int] = []
+
+    class Slow(Handler):
+        def do_GET(self) -> None:
+            self.send(*HEALTHY)
+
+        def do_POST(self) -> None:
+            self.body()
+            self.send(200, b"{")
+            while True:
+                sent.append(1)
+                now[0] += 30.0
+                try:
+                    self.wfile.write(b" " * 2**20)
+                except OSError:
+                    return
+
+    with serving(Slow) as url:
+        client = RetrievalClient(url, timeout=60.0, retries=0)
+        with pytest.raises(ServiceError, match="the response arrives too slowly"):
+            client.search(["q"], 1)

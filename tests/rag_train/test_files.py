@@ -1,0 +1,26 @@
+"""Atomic writing of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rag_train.files import write_text
+
+
+def test_writers_of_the_same_file_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F7: shards that finished together shared the name of the temporary file, and one of them stopped."""
+    file = tmp_path / "a.jsonl"
+    replace = Path.replace
+
+    def interrupted(self: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace)
+        write_text(file, "other")  # another shard writes the file between the two steps of this one
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    write_text(file, "own")
+    assert file.read_text() == "own" and list(tmp_path.iterdir()) == [file]

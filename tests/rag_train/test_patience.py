@@ -1,0 +1,159 @@
+"""Attempts at items whose services fail: what is repeated, what is kept, and when a run ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.fakes import VirtualLoop, completion
+
+from rag_train import patience
+from rag_train.errors import PromptTooLong, ServiceError, UserError
+from rag_train.llm.base import Completion, EngineError, Sampling
+from rag_train.llm.memo import CallLog, Kept, call_depth
+from rag_train.patience import Patience
+
+
+class Failing:
+    """An engine that answers with the prompt, but fails at the calls whose numbers are given."""
+
+    name, tokenizer = "failing", None
+
+    def __init__(self, *failures: int):
+        self.failures = failures
+        self.calls = 0
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        self.calls += 1
+        if self.calls - 1 in self.failures:
+            raise EngineError("down")
+        return completion(prompt, sampling)
+
+    async def aclose(self) -> None: ...
+
+
+def simulated(work: Coroutine[Any, Any, Any]) -> tuple[Any, float]:
+    """Run ``work``; return its result and the seconds of simulated time that it took."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(work), runner.get_loop().time()
+
+
+def four_calls(llm: Failing, depths: list[int]) -> Callable[[], Coroutine[Any, Any, list[str]]]:
+    async def work() -> list[str]:
+        log = CallLog(llm)  # pyright: ignore[reportArgumentType]
+        texts = [(await log.complete("m", f"p{i}", Sampling())).text for i in range(4)]
+        depths.append(call_depth.get())
+        assert [call.order for call in log.calls] == [1, 2, 3, 4]
+        return texts
+
+    return work
+
+
+@given(st.sets(st.integers(0, 12)))
+@settings(deadline=None)
+def test_completed_calls_are_not_repeated(failures: set[int]) -> None:
+    llm, depths, so_far = Failing(*failures), [], Kept()
+    waits: list[int] = []
+
+    async def main() -> list[str]:
+        items = Patience(1000.0, 1, lambda waiting, error: waits.append(waiting))
+        found = await items.complete(four_calls(llm, depths), so_far)
+        assert items.retried == len(waits)
+        return found
+
+    found, _ = simulated(main())
+    assert found == ["p0", "p1", "p2", "p3"] and depths == [4]
+    assert llm.calls == 4 + len(waits), "only failed calls are repeated"
+    assert len(so_far.calls) == 4 and set(waits) <= {1}
+
+
+def test_nothing_is_carried_over_from_item_to_item() -> None:
+    """R9: the depth of an item's calls was added to that of the item before."""
+    depths: list[int] = []
+
+    async def main() -> None:
+        items = Patience(0.0, 1)
+        for _ in range(3):
+            await items.complete(four_calls(Failing(), depths), Kept())
+
+    simulated(main())
+    assert depths == [4, 4, 4]
+
+
+def test_an_item_without_progress_is_given_up_after_the_patience() -> None:
+    async def fails() -> None:
+        raise EngineError("down")
+
+    async def main() -> None:
+        items = Patience(100.0, 1)
+        with pytest.raises(EngineError):
+            await items.complete(fails, Kept())
+        assert items.retried == 9 and not items.over.is_set()
+
+    _, seconds = simulated(main())
+    assert 50 <= seconds <= 150
+
+
+def test_the_run_ends_when_as_many_items_as_are_in_progress_stay_open_in_a_row() -> None:
+    async def fails() -> None:
+        raise EngineError("down")
+
+    async def works() -> int:
+        return 1
+
+    async def main() -> None:
+        items = Patience(10.0, 20)
+        for _ in range(19):
+            with pytest.raises(ServiceError):
+                await items.complete(fails, Kept())
+        await items.complete(works, Kept())  # the service works, but not for all items
+        assert not items.over.is_set()
+        results = await asyncio.gather(*(items.complete(fails, Kept()) for _ in range(40)), return_exceptions=True)
+        assert all(isinstance(result, EngineError) for result in results) and items.over.is_set()
+
+    simulated(main())
+
+
+def test_mistakes_of_the_user_are_not_tried_again() -> None:
+    async def refused() -> None:
+        raise UserError("no key")
+
+    async def main() -> None:
+        items = Patience(100.0, 1)
+        with pytest.raises(UserError, match="no key"):
+            await items.complete(refused, Kept())
+        assert items.retried == 0
+
+    assert simulated(main())[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (ValueError("4,097 tokens"), PromptTooLong),
+        (UnicodeDecodeError("utf-8", b"", 0, 1, ""), UnicodeDecodeError),
+    ],
+)
+def test_only_plain_value_errors_of_an_engine_are_about_length(error: ValueError, raised: type[ValueError]) -> None:
+    """F6: every ValueError was counted as too long."""
+
+    class Refuses(Failing):
+        async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+            raise error
+
+    with pytest.raises(raised) as caught:
+        simulated(CallLog(Refuses()).complete("m", "p", Sampling()))  # pyright: ignore[reportArgumentType]
+    assert type(caught.value) is raised
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan"])
+def test_invalid_patience_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(patience.VARIABLE, text)
+    with pytest.raises(UserError, match="not a time; give a number of seconds"):
+        patience.seconds()
+    monkeypatch.setenv(patience.VARIABLE, "")
+    assert patience.seconds() == patience.SECONDS
