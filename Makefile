@@ -1,10 +1,9 @@
 # Everything runs in .venv, which the first target that needs it sets up (for the CPU; on GPUs: pip install -e .[gpu]).
 PYTHON ?= python3
 BIN := .venv/bin
-export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo demo-seeds strategies teacher-data fuzz check fast test lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-retrieval retrievers docs clean
+.PHONY: help demo demo-seeds strategies teacher-data fuzz check fast test lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-retrieval retrievers attack audit lock docs clean
 
 help:
 	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
@@ -12,6 +11,9 @@ help:
 	@echo "make strategies      every strategy on the mini world, over a mini model that was taught all formats"
 	@echo "make teacher-data    what a teacher's data is worth: students compared with their teacher"
 	@echo "make fuzz            100,000 malformed teacher answers, given to every parser and factory"
+	@echo "make attack          attacks on builds, strangers' files and the services: minutes, loopback only"
+	@echo "make audit           known vulnerabilities of the locked packages (asks a public service)"
+	@echo "make lock            requirements.lock from the packages in .venv"
 	@echo "make check           lint, types and the fast tests (under 90 seconds)"
 	@echo "make test            lint, types and all tests"
 	@echo "make docs            the documentation in build/docs, with its links checked"
@@ -25,7 +27,7 @@ help:
 	@echo "make bench-retrieval DATA=DIR  retrieval at a million passages compared with other tools"
 
 # PyTorch's CPU build comes from the configured package index where that has it, else from PyTorch's own.
-.venv/.ready: pyproject.toml
+.venv/.ready: pyproject.toml requirements.lock
 	@echo "== setting up .venv (PyTorch for CPU, vLLM for CPU, and the rest: a few minutes, once) =="
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $(PYTHON) is older than Python 3.11; run make PYTHON=python3.11 (or newer)"; exit 2; }
@@ -33,7 +35,7 @@ help:
 	$(BIN)/python -m pip install -q uv
 	$(BIN)/python -m pip install -q "torch==2.13.0+cpu" 2>/dev/null || \
 		$(BIN)/uv pip install -q --python $(BIN)/python --torch-backend cpu "torch==2.13.0"
-	$(BIN)/python -m pip install -q -e ".[cpu,dev,docs,eval,ray,real,retrieval,sweep,wandb]"
+	$(BIN)/python -m pip install -q -c requirements.lock -e ".[cpu,dev,docs,eval,ray,real,retrieval,sweep,wandb]"
 	@# The index's builds of these three do not match CPU PyTorch, and break importing transformers.
 	-$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
@@ -52,6 +54,15 @@ teacher-data: .venv/.ready
 
 fuzz: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.fuzz
+
+attack: .venv/.ready
+	$(BIN)/python -m rag_train.eval.benchmarks.attack
+
+audit: .venv/.ready
+	$(BIN)/uv tool run pip-audit --requirement requirements.lock --no-deps --disable-pip
+
+lock: .venv/.ready
+	$(BIN)/uv pip freeze -q --python $(BIN)/python --exclude-editable | sed 's/+cpu//' > requirements.lock
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

@@ -16,10 +16,11 @@ import types
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
+from yaml.composer import ComposerError
 
 from rag_train.errors import UserError
 from rag_train.files import write_text
@@ -37,12 +38,71 @@ class Key(NamedTuple):
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that reads ``1e-5`` as a float, as YAML 1.2 does; in PyYAML's YAML 1.1 it is a string."""
+    """A YAML loader for plain data: without aliases, which can grow a few lines to gigabytes, and without dates.
+
+    It reads ``1e-5`` as a float, as YAML 1.2 does; in PyYAML's YAML 1.1 it is a string.
+    """
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise ComposerError(None, None, "aliases such as *name are not read", mark)
+        return super().compose_node(parent, index)
 
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )
+
+_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "map", "null", "seq", "str")}
+"""Types that JSON has too."""
+_LARGEST = 2**20
+"""Maximum size of a recipe in characters."""
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse plain YAML: mappings with names as keys, lists, text, numbers, true, false and null.
+
+    Raises yaml.YAMLError for anything else.
+    """
+    return _construct(_Loader(text))[1]
+
+
+def _construct(loader: _Loader) -> tuple[yaml.Node | None, Any]:
+    """Return the root node of a document and its value. Raises yaml.YAMLError if it is not plain YAML."""
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return None, None
+        for node in _nodes(root):
+            if node.tag not in _TAGS:
+                raise yaml.MarkedYAMLError(problem=f"{node.tag} is not plain data", problem_mark=node.start_mark)
+        value = loader.construct_document(root)
+        json.dumps(value, ensure_ascii=False).encode()  # finds halves of surrogate pairs
+        return root, value
+    except RecursionError:
+        raise yaml.YAMLError("nested too deeply") from None
+    except ValueError as error:  # numbers such as 0b_, or of thousands of digits
+        raise yaml.YAMLError(str(error)) from None
+
+
+def _nodes(root: yaml.Node) -> Iterator[yaml.Node]:
+    left = [root]
+    while left:
+        node = left.pop()
+        yield node
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise yaml.MarkedYAMLError(problem="a key is not a name", problem_mark=key.start_mark)
+                left += [key, value]
+        elif isinstance(node, yaml.SequenceNode):
+            left += node.value
 
 
 def load_recipe(cls: type[T], path: str | Path, overrides: Sequence[str] = ()) -> T:
@@ -60,9 +120,9 @@ def load_recipe(cls: type[T], path: str | Path, overrides: Sequence[str] = ()) -
         if not equals or not key:
             raise UserError(f"override {override!r}: not of the form key=value; write, for example, lr=1e-5")
         try:
-            value = yaml.load(text, _Loader)
+            value = parse_yaml(text)
         except yaml.YAMLError as error:
-            raise UserError(f"override {override!r}: the value is not YAML; quote it") from error
+            raise UserError(f"override {_cut(override)!r}: the value is not plain YAML; quote it") from error
         _assign(data, key.split("."), value, override)
         places[key] = f"override {override!r}"
         for parent in _parents(key):
@@ -132,18 +192,20 @@ def type_name(hint: Any) -> str:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the file's data, and the place ("file, line n") of each dotted key; the empty key is the file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_LARGEST + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise UserError(f"recipe {path}: {reason}; give the path of a YAML file") from error
+    if len(text) > _LARGEST:
+        raise UserError(f"recipe {path}: larger than {_LARGEST:,} characters; give the path of a recipe")
     places = {"": f"{path}, line 1"}
     try:
-        loader = _Loader(text)
-        root = loader.get_single_node()
+        root, data = _construct(_Loader(text))
         if not isinstance(root, yaml.MappingNode):
             raise UserError(f"{path}, line 1: not a mapping; write `key: value` lines")
         _locate(root, "", path, places)
-        return loader.construct_document(root), places
+        return data, places
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else 1
@@ -202,4 +264,9 @@ def _explain(cls: type, error: ValidationError, places: dict[str, str]) -> str:
     if problem["type"] == "path_not_file":
         return f"{place}: {key}: no file {problem['input']!r}; give the path of an existing file"
     expected = f"; give {known[key].type}" if key in known else ""
-    return f"{place}: {key}: {message}, not {json.dumps(problem['input'], default=str)}{expected}"
+    return f"{place}: {key}: {message}, not {_cut(json.dumps(problem['input'], default=str))}{expected}"
+
+
+def _cut(text: str) -> str:
+    """Return at most the first 200 characters of what was given."""
+    return text if len(text) <= 200 else f"{text[:200]}..."

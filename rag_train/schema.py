@@ -188,8 +188,8 @@ class SFTRecord(Record):
     retrievals: int = 0
     source: str
     """Origin of the supervision: ``search``, ``gold`` annotations, ``memory`` (annotations of facts that are not in
-    the prompt, but that the model is annotated to know), a ``teacher`` model, or ``gold_fallback`` (gold annotations
-    because the search found no correct path, if the recipe allows that)."""
+    the prompt, but that the model is annotated to know), a ``teacher`` model, or ``gold_fallback`` (gold
+    annotations because the search found no correct path, if the recipe allows that)."""
     task: str = ""
     """Name of the trained module, for systems that consist of modules."""
     complete: bool = True

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -36,12 +37,41 @@ app.add_typer(evaluation)
 
 
 def main() -> None:
-    """Run the command line; a UserError is printed as one line on standard error, with exit code 2."""
+    """Run the command line; a UserError is printed as one line on standard error, with exit code 2.
+
+    So is the failure of a file or directory: a full disk, a place that cannot be written, a name that is too long.
+    """
     try:
         app()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error))
+    except OSError as error:
+        if error.errno not in _FILE_ERRORS:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        _fail(f"{place}{error.strerror}; choose a place that can be written and has free space")
+
+
+_FILE_ERRORS = {
+    getattr(errno, name)
+    for name in (
+        "EACCES",
+        "EPERM",
+        "EROFS",
+        "ENOSPC",
+        "EDQUOT",
+        "ENAMETOOLONG",
+        "ENOTDIR",
+        "EISDIR",
+        "EEXIST",
+        "EIO",
+    )
+}
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
 
 
 @app.command()

@@ -51,7 +51,7 @@ Columns = Annotated[
         help="Fields of a file in any other format, such as question=q,answers=gold.text.",
     ),
 ]
-Sample = Annotated[int | None, typer.Option(help="Number of questions to draw at random from each dataset.")]
+Sample = Annotated[int | None, typer.Option(help="Number of questions to draw at random from each dataset.", min=1)]
 Seed = Annotated[int, typer.Option(help="Seed of the question sample.")]
 Output = Annotated[Path, typer.Option(help="Directory for answers, scores and tables; other cells in it are kept.")]
 

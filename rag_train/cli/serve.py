@@ -21,20 +21,31 @@ from rag_train.cli.options import (
 )
 from rag_train.progress import console
 
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.")]
+ApiKey = Annotated[
+    str,
+    typer.Option(
+        envvar="RAG_TRAIN_API_KEY",
+        help="Key that clients must send as `Authorization: Bearer KEY`. Give one if others can reach the address.",
+    ),
+]
+
 serving = typer.Typer(no_args_is_help=True, help="Serve over HTTP.")
 
 
 @serving.command("retriever")
 def serve_retriever(
     place: Annotated[str, typer.Argument(help="The retriever to serve; see above.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.")] = 8000,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    api_key: ApiKey = "",
     max_k: Annotated[int, typer.Option(help="Maximum number of passages for a query.")] = 100,
     threads: Annotated[int, typer.Option(help="Most batches searched at once.", min=1)] = min(
         4, os.cpu_count() or 1
     ),
 ) -> None:
-    """Serve a retriever: POST /search, GET /health, /metrics and /docs.
+    """Serve a retriever: POST /search, GET /health, /metrics and /openapi.json.
 
     PLACE is an index directory of `rag-train index`, or one of:
     http://HOST:PORT (retrieval service)
@@ -44,14 +55,14 @@ def serve_retriever(
     rrf(A, B), weighted(0.3*A, 0.7*B), rerank(A, MODEL), cache(A, FILE)
     """
     from rag_train.retrieval.open import open_retriever
-    from rag_train.serving.http import address, listen
+    from rag_train.serving.http import Access, address, listen
     from rag_train.serving.retriever import Limits, serve
 
     retriever = open_retriever(place)
     size = f"{len(retriever):,} passages, " if isinstance(retriever, Sized) else ""
     with listen(host, port) as sock:
-        console.print(f"{retriever.name}: {size}{address(sock)}/docs")
-        serve(retriever, sock, Limits(k=max_k), threads)
+        console.print(f"{retriever.name}: {size}{address(sock)}/search")
+        serve(retriever, sock, Limits(k=max_k), threads, Access(api_key, host))
 
 
 @serving.command("strategy")
@@ -65,11 +76,12 @@ def serve_strategy(
     url: Urls = None,
     passages: Passages = 3,
     instructions: Instructions = True,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.")] = 8000,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    api_key: ApiKey = "",
 ) -> None:
     """Answer questions: a web page at /, and OpenAI's POST /v1/chat/completions with the steps of each answer."""
-    from rag_train.serving.http import address, listen
+    from rag_train.serving.http import Access, address, listen
     from rag_train.serving.strategy import serve
     from rag_train.strategies.kit import open_kit, open_retrievers
     from rag_train.strategies.registry import parse_strategy
@@ -79,4 +91,4 @@ def serve_strategy(
     retrievers = open_retrievers(index)
     with listen(host, port) as sock:
         console.print(f"{name} with {model} and {next(iter(retrievers.values())).name}: {address(sock)}/")
-        serve(open_kit(config, retrievers), name, sock)
+        serve(open_kit(config, retrievers), name, sock, Access(api_key, host))

@@ -6,42 +6,79 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from safetensors import safe_open
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from huggingface_hub import HfApi, try_to_load_from_cache
+from safetensors import SafetensorError, safe_open
+from transformers import CONFIG_MAPPING, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rag_train.errors import UserError
+
+_HUB_PATIENCE = 10.0
+"""Seconds for the Hub to say whether it has a model."""
 
 
 def check_checkpoint(model: str) -> None:
     """Raise UserError unless the local directory ``model`` holds a config, weights and a matching tokenizer.
 
-    A name that is not an existing directory and does not look like a path is taken for a hub name and not checked.
+    A name that is not an existing directory and does not look like a path is taken for a hub name: the hub is asked
+    once whether it has the model, unless a copy is on this machine.
     """
     path = Path(model)
     if not path.exists():
         if path.is_absolute() or model.startswith(".") or model.count("/") > 1:
             raise UserError(f"model directory {model}: not found; give a checkpoint directory or a hub name")
-        return
+        return _check_hub(model)
     for name, remedy in (
         ("config.json", "give a checkpoint directory"),
         ("tokenizer.json", "copy the tokenizer files of its base model into the directory"),
     ):
         if not (path / name).is_file():
             raise UserError(f"model directory {model}: no {name}; {remedy}")
-    if not any(path.glob("*.safetensors")):
+    weights = sorted(path.glob("*.safetensors"))
+    if not weights:
         raise UserError(f"model directory {model}: no *.safetensors weights; save the model in safetensors format")
+    for file in weights:
+        _check_weights(file)
     try:
-        size = json.loads((path / "config.json").read_text())["vocab_size"]
-    except (ValueError, KeyError) as error:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        size = int(config["vocab_size"])
+        own_code = "auto_map" in config and config["model_type"] not in CONFIG_MAPPING
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"model directory {model}: config.json is not a model config ({error!r}); save the model again"
         ) from error
+    if own_code:
+        raise UserError(
+            f"model directory {model}: needs Python code of its own (auto_map), which is never run; "
+            "give a model of an architecture that transformers has"
+        )
     tokens = len(load_tokenizer(model))
     if tokens > size:
         raise UserError(
             f"model directory {model}: the tokenizer has {tokens} tokens, but the model's vocabulary has {size}; "
             "copy the tokenizer files of its base model into the directory"
         )
+
+
+def _check_weights(file: Path) -> None:
+    try:
+        with safe_open(file, "np"):
+            pass
+    except (SafetensorError, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"model weights {file}: {reason}; copy or save the model again") from error
+
+
+def _check_hub(model: str) -> None:
+    try:
+        if isinstance(try_to_load_from_cache(model, "config.json"), str):
+            return
+        HfApi().model_info(model, timeout=_HUB_PATIENCE)
+    except Exception as error:  # errors of the hub, of its client and of the network
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UserError(
+            f"model {model}: not a directory, and the Hub does not give it ({reason}); "
+            "correct the name, log in, or give a checkpoint directory"
+        ) from error
 
 
 def check_adapter(adapter: str) -> int:
@@ -55,13 +92,19 @@ def check_adapter(adapter: str) -> int:
             f"adapter {adapter}: no adapter_config.json; give a directory with an adapter saved by PEFT"
         )
     try:
-        config = json.loads(path.read_text())
-        return max([config["r"], *config.get("rank_pattern", {}).values()])
-    except (ValueError, KeyError, TypeError) as error:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        ranks = [int(rank) for rank in (config["r"], *config.get("rank_pattern", {}).values())]
+        own_code = bool(config.get("megatron_config"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"adapter {adapter}: adapter_config.json is not the config of a LoRA adapter ({error!r}); "
             "save the adapter again with PEFT"
         ) from error
+    if own_code:
+        raise UserError(
+            f"adapter {adapter}: names a Python module to import (megatron_config); give another adapter"
+        )
+    return max(ranks)
 
 
 def check_vocabulary(adapter: str, model: str) -> None:
@@ -86,6 +129,7 @@ def check_vocabulary(adapter: str, model: str) -> None:
 def _vocabulary_sizes(adapter: str) -> Iterator[int]:
     """Yield the vocabulary size of each embedding and output layer in the adapter, by PEFT's names for them."""
     for file in Path(adapter).glob("*.safetensors"):
+        _check_weights(file)
         with safe_open(file, "np") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a dict)
                 if "embed_tokens" in name or "lm_head" in name:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 
@@ -18,7 +18,7 @@ class AsyncRetriever:
     """An asynchronous interface to a retriever. Use it from one event loop at a time.
 
     Whenever the retriever is free, it searches a batch of all waiting queries; no query waits for a batch to fill.
-    The retriever runs in threads.
+    A waiting query is dropped when its last caller is cancelled. The retriever runs in threads.
 
     Args:
         retriever: the retriever to call.
@@ -43,22 +43,37 @@ class AsyncRetriever:
         self._remembered: OrderedDict[_Key, list[Passage]] = OrderedDict()
         self._pending: dict[_Key, asyncio.Future[list[Passage]]] = {}
         self._waiting: dict[_Key, None] = {}  # pending queries not yet passed to the retriever, in order
+        self._callers: Counter[_Key] = Counter()  # of queries neither answered nor dropped
         self._workers: set[asyncio.Task[None]] = set()
 
     async def search(self, query: str, k: int) -> list[Passage]:
         """Return the ``k`` best passages for one query. Raises the retriever's exception if its batch fails."""
-        # Shielded, because other callers may wait for the same future when this caller is cancelled.
-        return list(await asyncio.shield(self._ask(query, k)))
+        return (await self.search_all([query], k))[0]
 
     async def search_all(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return the ``k`` best passages for each query, at a lower cost than one `search` task per query."""
-        found = await asyncio.gather(*(asyncio.shield(self._ask(query, k)) for query in queries))
+        keys = [(query, k) for query in queries]
+        self._callers.update(keys)
+        try:
+            # Shielded, because other callers may wait for the same future when this caller is cancelled.
+            found = await asyncio.gather(*(asyncio.shield(self._ask(key)) for key in keys))
+        finally:
+            self._release(keys)
         return [list(passages) for passages in found]
 
-    def _ask(self, query: str, k: int) -> asyncio.Future[list[Passage]]:
+    def _release(self, keys: Sequence[_Key]) -> None:
+        """Drop the waiting queries among ``keys`` that no other caller has asked for."""
+        self._callers.subtract(keys)
+        for key in keys:
+            if self._callers[key] == 0:
+                del self._callers[key]
+                if key in self._waiting:
+                    del self._waiting[key]
+                    self._pending.pop(key).cancel()
+
+    def _ask(self, key: _Key) -> asyncio.Future[list[Passage]]:
         """Return a future of the query's passages, shared by all callers with the same query."""
         self.queries += 1
-        key = (query, k)
         if key in self._remembered:
             self._remembered.move_to_end(key)
             answer: asyncio.Future[list[Passage]] = asyncio.get_running_loop().create_future()

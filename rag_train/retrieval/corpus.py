@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from pydantic import ValidationError
 
 from rag_train.errors import UserError
 from rag_train.schema import Passage
@@ -127,7 +128,11 @@ class PassageStore:
         return len(self.offsets) - 1
 
     def __getitem__(self, position: int) -> Passage:
-        return Passage.model_validate_json(self.lines[self.offsets[position] : self.offsets[position + 1]])
+        line = self.lines[self.offsets[position] : self.offsets[position + 1]]
+        try:
+            return Passage.model_validate_json(line)
+        except ValidationError as error:
+            raise UserError(f"passage {position} of the index is damaged; build the index again") from error
 
 
 def encode(passage: Passage) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from pydantic.json_schema import models_json_schema
 from rag_train.errors import UserError, not_installed
 from rag_train.retrieval.base import Retriever
 from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.retrieval.index.text import LONGEST_QUERY
 from rag_train.retrieval.remote.messages import SearchRequest, SearchResponse
+from rag_train.schema import Passage
 
 try:
     from fastapi import FastAPI, HTTPException, Request, Response
@@ -32,12 +35,16 @@ try:
     from starlette.routing import Route
     from starlette.types import Receive, Scope, Send
 
-    from rag_train.serving.http import first_error, read_body, server
+    from rag_train.serving.http import Access, Gate, first_error, read_body, server, unless_gone
 except ImportError as error:
     raise not_installed(error) from error
 
 _log = logging.getLogger(__name__)
 _PREFIX = "rag_train_retrieval"
+_PORTION = 64
+"""Queries of a request in the queue at a time, at first: a large request must not hold up others."""
+_QUICK = 0.2
+"""Seconds for a portion: quicker ones are followed by twice as many queries, slower ones by half as many."""
 
 
 @dataclass(frozen=True)
@@ -47,37 +54,56 @@ class Limits:
     Attributes:
         queries: maximum number of queries.
         k: maximum number of passages for each query.
+        passages: maximum number of passages for all queries together.
         body: maximum size of the body in bytes.
     """
 
     queries: int = 1024
     k: int = 100
+    passages: int = 10_240
     body: int = 16 * 2**20
 
 
-def app(retriever: Retriever, limits: Limits | None = None, threads: int = 1) -> FastAPI:
-    """Return the service: ``POST /search``, ``GET /health``, ``GET /metrics`` (Prometheus), ``/docs`` (OpenAPI).
+def app(
+    retriever: Retriever, limits: Limits | None = None, threads: int = 1, access: Access | None = None
+) -> FastAPI:
+    """Return the service: ``POST /search``, ``GET /health``, ``GET /metrics`` (Prometheus), ``GET /openapi.json``.
 
-    Errors are ``{"detail": one line}``: 413 if the body is too large, 422 if it is not a `SearchRequest` or exceeds
-    the limits, 502 if the retriever raises a UserError, 500 if it fails otherwise.
+    Only the first `LONGEST_QUERY` characters of a query are searched. Errors are ``{"detail": one line}``: 401, 403
+    or 415 if `Access` refuses the request, 408 if its body does not arrive, 413 if the body is too large, 422 if it
+    is not a `SearchRequest` or exceeds the limits, 502 if the retriever raises a UserError, 500 if it fails
+    otherwise.
     """
     limits = limits or Limits()
     # No answers are kept in memory; a `CachedRetriever` stores them on disk and shares them between processes.
     front = AsyncRetriever(retriever, remember=0, threads=threads)
     metrics = _Metrics(front)
-    api = FastAPI(title="rag-train retrieval", description=f"Searches with the retriever {retriever.name!r}.")
+    # The pages /docs and /redoc would load scripts from a network.
+    api = FastAPI(
+        title="rag-train retrieval",
+        description=f"Searches with the retriever {retriever.name!r}.",
+        docs_url=None,
+        redoc_url=None,
+    )
 
     api.router.routes.append(Route("/search", _Search(front, limits, metrics), methods=["POST"]))
 
     @api.get("/health")
     async def health() -> dict[str, Any]:
         """Status of the service, name of the retriever, and limits."""
-        return {"status": "ok", "retriever": retriever.name, "max_queries": limits.queries, "max_k": limits.k}
+        most = {"max_queries": limits.queries, "max_k": limits.k, "max_passages": limits.passages}
+        return {"status": "ok", "retriever": retriever.name} | most
 
     @api.get("/metrics", response_class=Response)
     async def expose() -> Response:
         """Counts since the start of the service, in the text format of Prometheus."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def refusal(status: int, detail: str) -> Response:
+        metrics.errors.labels(status).inc()
+        return JSONResponse({"detail": detail}, status)
+
+    api.add_middleware(Gate, access=access or Access(), refuse=refusal)
 
     @api.exception_handler(AnyHTTPException)
     async def refuse(request: Request, error: AnyHTTPException) -> Response:
@@ -93,10 +119,10 @@ def app(retriever: Retriever, limits: Limits | None = None, threads: int = 1) ->
     return api
 
 
-def serve(retriever: Retriever, sock: socket.socket, limits: Limits | None = None, threads: int = 1) -> None:
+def serve(retriever: Retriever, sock: socket.socket, limits: Limits, threads: int, access: Access) -> None:
     """Run the service on a listening socket until it is interrupted, with up to ``threads`` concurrent batches."""
     with suppress(KeyboardInterrupt):  # Uvicorn raises it again after an orderly shutdown
-        server(app(retriever, limits, threads)).run(sockets=[sock])
+        server(app(retriever, limits, threads, access)).run(sockets=[sock])
 
 
 class _Search:
@@ -116,7 +142,9 @@ class _Search:
         with self.metrics.seconds.time():
             request = _parse(await read_body(receive, self.limits.body, "send fewer queries at once"), self.limits)
             try:
-                found = await self.front.search_all(request.queries, request.k)
+                found = await unless_gone(receive, self._search(request.queries, request.k))
+            except ClientDisconnect:
+                raise
             except UserError as error:
                 raise HTTPException(502, str(error)) from error
             except Exception as error:  # handled here, because Uvicorn would also close the connection
@@ -124,6 +152,16 @@ class _Search:
                 raise HTTPException(500, "the search failed; see the log of the service") from error
             response = SearchResponse.model_construct(passages=found).model_dump_json()
         await Response(response, media_type="application/json")(scope, receive, send)
+
+    async def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
+        found: list[list[Passage]] = []
+        size = _PORTION
+        while len(found) < len(queries):
+            start = time.monotonic()
+            portion = [query[:LONGEST_QUERY] for query in queries[len(found) : len(found) + size]]
+            found += await self.front.search_all(portion, k)
+            size = 2 * size if time.monotonic() - start < _QUICK else max(1, size // 2)
+        return found
 
 
 def _parse(body: bytes, limits: Limits) -> SearchRequest:
@@ -136,6 +174,9 @@ def _parse(body: bytes, limits: Limits) -> SearchRequest:
         raise HTTPException(422, f"{len(request.queries)} queries; send at most {limits.queries} at once")
     if request.k > limits.k:
         raise HTTPException(422, f"k is more than {limits.k}; ask for fewer passages")
+    if len(request.queries) * request.k > limits.passages:
+        most = limits.passages // request.k
+        raise HTTPException(422, f"more than {limits.passages} passages; send at most {most} queries for this k")
     return request
 
 
@@ -173,6 +214,7 @@ def _openapi(api: FastAPI) -> dict[str, Any]:
                     "description": "The best passages.",
                     "content": {"application/json": {"schema": response}},
                 },
+                "401": {"description": "The API key is missing or wrong."},
                 "413": {"description": "The body is too large."},
                 "422": {"description": "The body is invalid or exceeds the limits."},
                 "502": {"description": "The retriever is unavailable."},

@@ -16,6 +16,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -26,15 +27,15 @@ from rag_train.errors import UserError, not_installed
 from rag_train.llm.base import EngineError
 from rag_train.schema import Question, Record, Trajectory
 from rag_train.strategies.base import Kit, Strategy, watcher
-from rag_train.strategies.registry import STRATEGIES, build
+from rag_train.strategies.registry import STRATEGIES, build, parse_strategy
 
 try:
     from fastapi import FastAPI, HTTPException, Request, Response
-    from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+    from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, StreamingResponse
     from starlette.exceptions import HTTPException as AnyHTTPException
     from starlette.requests import ClientDisconnect
 
-    from rag_train.serving.http import first_error, read_body, server
+    from rag_train.serving.http import Access, Gate, first_error, read_body, server
 except ImportError as error:
     raise not_installed(error) from error
 
@@ -45,6 +46,14 @@ Event = tuple[str, Any]
 
 MAX_BODY = 2**20
 """Maximum size of a request body in bytes."""
+MAX_QUESTION = 10_000
+"""Maximum length of a question in characters."""
+MAX_SETTING = 20
+"""Largest number that a client may set, unless four times the default is more."""
+MAX_QUESTIONS = 256
+"""Maximum number of questions in progress."""
+MAX_SECONDS = 600.0
+"""Time limit of a question."""
 
 
 class Part(BaseModel):
@@ -78,7 +87,7 @@ class ChatRequest(BaseModel):
         return (content if isinstance(content, str) else "\n".join(part.text for part in content)).strip()
 
 
-def serve(opening: AbstractAsyncContextManager[Kit], name: str, sock: socket.socket) -> None:
+def serve(opening: AbstractAsyncContextManager[Kit], name: str, sock: socket.socket, access: Access) -> None:
     """Run the service on a listening socket until it is interrupted.
 
     Raises:
@@ -90,7 +99,7 @@ def serve(opening: AbstractAsyncContextManager[Kit], name: str, sock: socket.soc
         problems.append(error)
         runner.should_exit = True
 
-    runner = server(app(opening, name, refuse))
+    runner = server(app(opening, name, refuse, access))
     with suppress(KeyboardInterrupt):  # Uvicorn raises it again after an orderly shutdown
         runner.run(sockets=[sock])
     if problems:
@@ -98,19 +107,26 @@ def serve(opening: AbstractAsyncContextManager[Kit], name: str, sock: socket.soc
 
 
 def app(
-    opening: AbstractAsyncContextManager[Kit], name: str, refuse: Callable[[UserError], None] | None = None
+    opening: AbstractAsyncContextManager[Kit],
+    name: str,
+    refuse: Callable[[UserError], None] | None = None,
+    access: Access | None = None,
 ) -> FastAPI:
     """Return the service: ``GET /`` (the page), ``POST /v1/chat/completions``, ``GET /v1/models``, ``GET /health``.
 
     Errors have OpenAI's format ``{"error": {"message": one line, "type"}}``: 400 if the request is not a
-    `ChatRequest`, the strategy is unknown, or a prompt exceeds the model's context; 413 if the body is too large;
-    502 if the engine or the retriever is unavailable; 500 if the strategy fails otherwise.
+    `ChatRequest`, the strategy is unknown, a setting exceeds its limit, or a prompt exceeds the model's context;
+    401, 403 or 415 if `Access` refuses the request; 408 if its body does not arrive; 413 if the body is too large;
+    502 if the engine or the retriever is unavailable; 503 if `MAX_QUESTIONS` are in progress; 504 after
+    `MAX_SECONDS`; 500 if the strategy fails otherwise.
 
     Args:
         opening: context manager of the kit, entered on the server's event loop because engines require it.
         name: the strategy, with settings, for requests that do not name a strategy.
         refuse: called with an error that prevents the start; Uvicorn would print it with a traceback.
+        access: who may use the service.
     """
+    in_progress = asyncio.Semaphore(MAX_QUESTIONS)
 
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[dict[str, Any]]:
@@ -126,11 +142,15 @@ def app(
             yield state
 
     api = FastAPI(title="rag-train strategies", lifespan=lifespan, openapi_url=None)
+    api.add_middleware(Gate, access=access or Access(), refuse=_refusal)
     page, policy = _page()
     started = int(time.time())
 
-    @api.get("/")
-    async def show() -> Response:
+    @api.api_route("/", methods=["GET", "HEAD"])
+    async def show(request: Request) -> Response:
+        # The page asks the question in its address at once, so that a link on another site would ask it too.
+        if request.url.query and request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+            return RedirectResponse(request.url.path, 303)
         return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
     @api.get("/health")
@@ -155,9 +175,11 @@ def app(
     @api.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         chat_request = _parse(await read_body(request.receive, MAX_BODY, "send fewer or shorter messages"))
-        strategy = _build(chat_request.strategy or chat_request.model or name, request.state.kit)
+        strategy = _build(chat_request.strategy or chat_request.model or name, name, request.state.kit)
+        if in_progress.locked():
+            raise HTTPException(503, "too many questions in progress; ask again later", {"Retry-After": "10"})
         head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": strategy.name}
-        events = _follow(strategy, chat_request.question, request)
+        events = _follow(strategy, chat_request.question, request, in_progress)
         if chat_request.stream:
             return StreamingResponse(_stream(events, head), media_type="text/event-stream")
         match [event async for event in events]:
@@ -176,7 +198,9 @@ def app(
     return api
 
 
-async def _follow(strategy: Strategy, question: str, request: Request) -> AsyncIterator[Event]:
+async def _follow(
+    strategy: Strategy, question: str, request: Request, in_progress: asyncio.Semaphore
+) -> AsyncIterator[Event]:
     """Yield the events of a running strategy, and at the end ("trajectory", Trajectory).
 
     If the client disconnects, the strategy is cancelled and the events end. Raises HTTPException if it fails.
@@ -188,7 +212,9 @@ async def _follow(strategy: Strategy, question: str, request: Request) -> AsyncI
         watcher.set(lambda kind, what: shown.put_nowait((kind, what)))
         try:
             # A Question requires gold answers; strategies do not read them.
-            return await strategy.answer(Question(id=uuid4().hex, question=question, answers=["?"]))
+            asked = Question(id=uuid4().hex, question=question, answers=["?"])
+            async with in_progress, asyncio.timeout(MAX_SECONDS):
+                return await strategy.answer(asked)
         finally:
             shown.put_nowait(None)
 
@@ -215,6 +241,8 @@ async def _follow(strategy: Strategy, question: str, request: Request) -> AsyncI
 def _problem(error: Exception) -> HTTPException:
     """Return the HTTP error for a strategy that failed."""
     line = " ".join(str(error).split())
+    if isinstance(error, TimeoutError):
+        return HTTPException(504, f"the question took more than {MAX_SECONDS:g} s; ask a simpler one")
     if isinstance(error, ValueError):
         return HTTPException(400, line)
     if isinstance(error, (EngineError, UserError)):
@@ -256,6 +284,10 @@ def _usage(trajectory: Trajectory) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
+def _refusal(status: int, message: str) -> Response:
+    return JSONResponse(_error(HTTPException(status, message)), status)
+
+
 def _error(error: AnyHTTPException) -> dict[str, Any]:
     kind = "invalid_request_error" if error.status_code < 500 else "server_error"
     return {"error": {"message": error.detail, "type": kind}}
@@ -282,14 +314,30 @@ def _parse(body: bytes) -> ChatRequest:
         raise HTTPException(400, f"{first_error(error)}; send {example} as JSON in UTF-8") from None
     if not request.question:
         raise HTTPException(400, "messages: no question; send a message with role user and the question as text")
+    if len(request.question) > MAX_QUESTION:
+        raise HTTPException(400, f"messages: the question is longer than {MAX_QUESTION} characters; shorten it")
     return request
 
 
-def _build(spec: str, kit: Kit) -> Strategy:
+def _build(spec: str, own: str, kit: Kit) -> Strategy:
+    """Build the strategy that a client names; only ``own``, the service's, is exempt from the limits."""
     try:
+        if spec != own:
+            _check_settings(spec)
         return build(spec, kit)
     except (UserError, ValueError) as error:
         raise HTTPException(400, " ".join(str(error).removeprefix("--strategy ").split())) from None
+
+
+def _check_settings(spec: str) -> None:
+    """Raise UserError if a number among a strategy's settings is too large for a client to set."""
+    cls, settings = parse_strategy(spec)
+    defaults = {field.name: field.default for field in fields(cls)}
+    for key, value in settings.items():
+        default: Any = defaults[key]
+        most = max(MAX_SETTING, 4 * default) if isinstance(default, int | float) else MAX_SETTING
+        if isinstance(value, int | float) and not abs(value) <= most:
+            raise UserError(f"{spec}: {key} may be at most {most} here; give a smaller number")
 
 
 def _page() -> tuple[str, str]:

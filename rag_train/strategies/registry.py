@@ -10,7 +10,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from rag_train.errors import UserError
-from rag_train.recipe import type_name
+from rag_train.recipe import parse_yaml, type_name
 from rag_train.strategies.base import Kit, Strategy
 from rag_train.strategies.baselines.adaptive_rag import AdaptiveRAG
 from rag_train.strategies.baselines.adaptive_retrieval import AdaptiveRetrieval
@@ -108,7 +108,7 @@ def parse_strategy(spec: str) -> tuple[type[Strategy], dict[str, Any]]:
                 f"--strategy {spec}: no setting {key!r}; {name} has {', '.join(known) or 'no settings'}"
             )
         try:
-            settings[key] = TypeAdapter(known[key]).validate_python(yaml.safe_load(text))
+            settings[key] = TypeAdapter(known[key]).validate_python(parse_yaml(text))
         except (ValidationError, yaml.YAMLError):
             raise UserError(f"--strategy {spec}: {key}={text} is not {type_name(known[key])}") from None
         if key in BUDGET and (settings[key] or 0) < BUDGET[key]:

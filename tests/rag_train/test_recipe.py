@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.paths import ROOT
 
 from rag_train.errors import UserError
-from rag_train.recipe import describe, load_recipe, save_recipe
+from rag_train.recipe import describe, load_recipe, parse_yaml, save_recipe
 from rag_train.training.recipe import DPORecipe, LoraRecipe, TrainRecipe
 
 TRAINING_RECIPES = [
@@ -75,8 +80,15 @@ def test_saved_recipe_reads_back_equal(recipe_file: Path, tmp_path: Path):
         ("epochs: 1", "lr: 2", "{file}, line 6: key 'lr' is given twice; remove one"),
         ("stage: sft", "stage: [sft", "{file}, line 2: not valid YAML (expected ',' or ']', but got ':'); "
          "fix the syntax on that line"),
-        ("model: some/model", "model: !!python/object/apply:os.getcwd []", "{file}, line 2: not valid YAML (could "
-         "not determine a constructor for the tag 'tag:yaml.org,2002:python/object/apply:os.getcwd'); "
+        ("model: some/model", "model: !!python/object/apply:os.getcwd []", "{file}, line 2: not valid YAML "
+         "(tag:yaml.org,2002:python/object/apply:os.getcwd is not plain data); fix the syntax on that line"),
+        ("model: some/model", "model: &m some/model\nresume: *m", "{file}, line 3: not valid YAML (aliases such as "
+         "*name are not read); fix the syntax on that line"),
+        ("epochs: 1", "epochs: 2024-02-30", "{file}, line 6: epochs: input should be a valid number, not "
+         "\"2024-02-30\"; give float"),
+        ("epochs: 1", "epochs: 0b_", "{file}, line 1: not valid YAML (invalid literal for int() with base 2: ''); "
+         "fix the syntax on that line"),
+        ("epochs: 1", "? [a, b]\n: 1", "{file}, line 6: not valid YAML (a key is not a name); "
          "fix the syntax on that line"),
     ],
 )  # fmt: skip
@@ -98,13 +110,53 @@ def test_rejects_mistake_in_file(recipe_file: Path, old: str, new: str, message:
         ("model.name=x", "override 'model.name=x': 'model' has no nested keys; give model=value"),
         ("beta=0.2", "override 'beta=0.2': unknown key 'beta'; did you mean 'dpo.beta'?"),
         ("dpo.beta=0.2", "override 'dpo.beta=0.2': dpo: stage is sft; remove the section dpo or set stage: dpo"),
-        ("lr=[1", "override 'lr=[1': the value is not YAML; quote it"),
+        ("lr=[1", "override 'lr=[1': the value is not plain YAML; quote it"),
+        (
+            "lr=2024-02-30",
+            "override 'lr=2024-02-30': lr: input should be a valid number, not \"2024-02-30\"; give float",
+        ),
+        ("lr=0b_", "override 'lr=0b_': the value is not plain YAML; quote it"),
     ],
 )
 def test_rejects_mistake_in_override(recipe_file: Path, override: str, message: str):
     with pytest.raises(UserError) as caught:
         load_recipe(TrainRecipe, recipe_file, [override])
     assert str(caught.value) == message
+
+
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30))
+HOSTILE = {
+    "aliases that grow": BOMB,
+    "a reference to itself": "lora: &a {r: *a}",
+    "a merge of aliases": "a: &a {r: 1}\nlora: {<<: *a}",
+    "depth": "lora: " + "[" * 10_000,
+    "depth that ends": "lora: " + "[" * 5000 + "]" * 5000,
+    "many digits": f"epochs: {'9' * 5000}",
+    "half a surrogate pair": r'model: "\ud800"',
+    "a date with a tag": "epochs: !!timestamp 2024-02-30",
+    "bytes": "model: !!binary aGk=",
+    "a set": "model: !!set {a, b}",
+    "a date as key": "!!timestamp 2024-02-03: 1",
+    "control characters": "model: \x00",
+    "only a comment": "# nothing",
+    "size": "# " + "x" * 2**21,
+    "a long value": f"epochs: {'x' * 100_000}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_yaml_is_refused_in_one_line(recipe_file: Path, name: str):
+    recipe_file.write_text(HOSTILE[name])
+    with pytest.raises(UserError) as caught:
+        load_recipe(TrainRecipe, recipe_file)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+
+
+@given(st.text(max_size=60) | st.text("&*!<>|?:-[]{},'\"#%@` \na01", max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_any_text_is_plain_yaml_or_refused(text: str):
+    with suppress(yaml.YAMLError):
+        json.dumps(parse_yaml(text), ensure_ascii=False).encode()
 
 
 @dataclass(frozen=True)

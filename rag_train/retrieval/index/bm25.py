@@ -11,22 +11,40 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from pydantic import StrictStr, TypeAdapter, ValidationError
 
 from rag_train.errors import UserError
 from rag_train.retrieval.corpus import PassageStore
 from rag_train.retrieval.index.bm25_build import FORMAT, VERSION, VOCABULARY, build_bm25
-from rag_train.retrieval.index.directory import OFFSETS, PASSAGES, changed, open_passages, read_manifest, unreadable
-from rag_train.retrieval.index.text import BM25Config, tokenizer
+from rag_train.retrieval.index.directory import (
+    MANIFEST,
+    OFFSETS,
+    PASSAGES,
+    changed,
+    inconsistent,
+    load_array,
+    open_passages,
+    read_manifest,
+    rising,
+    unreadable,
+)
+from rag_train.retrieval.index.text import LONGEST_QUERY, BM25Config, tokenizer
 from rag_train.schema import Passage
 
-_ARRAYS = ("data", "indices", "indptr")
+_ARRAYS = {"data": np.float32, "indices": np.int32, "indptr": np.int64}
 _FILES = {PASSAGES, OFFSETS, VOCABULARY, *(f"{name}.npy" for name in _ARRAYS)}
+
+_CONFIG = TypeAdapter(BM25Config)
+_TOKENS = TypeAdapter(list[StrictStr])
+_BLOCK = 1 << 24
+"""Postings checked at a time."""
 
 
 def top_k(scores: np.ndarray, k: int) -> np.ndarray:
@@ -82,7 +100,8 @@ class BM25Index:
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return for each query at most ``k`` passages that share a token with it, best first, with scores.
 
-        Equal scores are in corpus order. A query without a known token gets an empty list.
+        Equal scores are in corpus order. A query without a known token gets an empty list. Only the first
+        `LONGEST_QUERY` characters of a query count.
 
         Raises:
             ValueError: if ``k`` is less than 1.
@@ -90,12 +109,13 @@ class BM25Index:
         if k < 1:
             raise ValueError(f"k is {k}; ask for at least one passage")
         tokenize = tokenizer(self.config)
-        return [self._search(tokenize(query), k) for query in queries]
+        return [self._search(tokenize(query[:LONGEST_QUERY]), k) for query in queries]
 
     def _search(self, tokens: list[str], k: int) -> list[Passage]:
-        known = np.array([self._vocabulary[t] for t in tokens if t in self._vocabulary], dtype=np.int64)
+        known = Counter(self._vocabulary[t] for t in tokens if t in self._vocabulary)
         scores = np.zeros(len(self), dtype=np.float32)
-        _adder()(scores, known, *(self._postings[name] for name in _ARRAYS))
+        words, counts = np.array(list(known.items()), dtype=np.int64).reshape(-1, 2).T
+        _adder()(scores, words, counts, *(self._postings[name] for name in _ARRAYS))
         return [self.passages[i].model_copy(update={"score": float(scores[i])}) for i in top_k(scores, k)]
 
     @classmethod
@@ -112,18 +132,36 @@ class BM25Index:
         directory = Path(directory)
         manifest = read_manifest(directory, FORMAT, VERSION, _FILES)
         try:
-            config = BM25Config(**manifest.config)
+            config = _CONFIG.validate_json(json.dumps(manifest.config), strict=True, extra="forbid")
+        except (ValidationError, UserError) as error:
+            raise changed(directory, MANIFEST) from error
+        try:
             postings = {
-                name: np.load(directory / f"{name}.npy", mmap_mode="r" if mmap else None) for name in _ARRAYS
+                name: load_array(directory, f"{name}.npy", np.dtype(dtype), mmap) for name, dtype in _ARRAYS.items()
             }
-            tokens = json.loads((directory / VOCABULARY).read_text(encoding="utf-8"))
-            passages = open_passages(directory, in_memory=not mmap)
-        except (TypeError, UserError) as error:
-            raise changed(directory, "index.json") from error
+            passages = open_passages(directory, manifest.passages, in_memory=not mmap)
+            tokens = _TOKENS.validate_json((directory / VOCABULARY).read_bytes())
+        except ValidationError as error:
+            raise inconsistent(directory, VOCABULARY) from error
         except OSError as error:
             raise unreadable(directory, error) from error
+        _check_postings(directory, len(tokens), manifest.passages, **postings)
         vocabulary = {token: i for i, token in enumerate(tokens)}
         return cls(config, passages, vocabulary, postings, manifest.corpus_sha256)
+
+
+def _check_postings(
+    directory: Path, tokens: int, passages: int, data: np.ndarray, indices: np.ndarray, indptr: np.ndarray
+) -> None:
+    """Raise UserError if the compiled loop, which checks no bounds, would read or write outside of the arrays."""
+    if len(indptr) != tokens + 1 or not rising(indptr, len(indices)):
+        raise inconsistent(directory, "indptr.npy")
+    if len(data) != len(indices):
+        raise inconsistent(directory, "data.npy")
+    for start in range(0, len(indices), _BLOCK):
+        block = indices[start : start + _BLOCK]
+        if block.min() < 0 or block.max() >= passages:
+            raise inconsistent(directory, "indices.npy")
 
 
 @cache
@@ -132,11 +170,16 @@ def _adder() -> Callable[..., None]:
 
     @numba.njit(nogil=True)
     def add_scores(
-        scores: np.ndarray, tokens: np.ndarray, data: np.ndarray, indices: np.ndarray, indptr: np.ndarray
+        scores: np.ndarray,
+        tokens: np.ndarray,
+        counts: np.ndarray,
+        data: np.ndarray,
+        indices: np.ndarray,
+        indptr: np.ndarray,
     ) -> None:
-        """Add each token's column of the sparse (passages x tokens) score matrix to ``scores``."""
-        for token in tokens:
+        """Add each token's column of the sparse (passages x tokens) matrix to ``scores``, as often as it occurs."""
+        for token, count in zip(tokens, counts):  # noqa: B905 (numba has no strict)
             for i in range(indptr[token], indptr[token + 1]):
-                scores[indices[i]] += data[i]
+                scores[indices[i]] += count * data[i]
 
     return add_scores

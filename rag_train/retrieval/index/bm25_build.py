@@ -27,6 +27,7 @@ from rag_train.retrieval.index.directory import (
     OFFSETS,
     PASSAGES,
     another_corpus,
+    clear,
     publish,
     working_directory,
     write_manifest,
@@ -112,6 +113,7 @@ def _read(passages: Iterator[Passage], work: Path, config: BM25Config, progress:
             total += len(block)
             progress(total)
     if not total:
+        clear(work)
         raise UserError("bm25: no passages to index; give a corpus with at least one")
     index = work / "index"
     shutil.rmtree(index, ignore_errors=True)
@@ -135,8 +137,7 @@ def _resume(
             break
         done.append(state)
     if not done:
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
+        clear(work)
         (work / PASSAGES).touch()
     read = 0
     for state in done:

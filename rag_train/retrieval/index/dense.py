@@ -18,14 +18,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from rag_train.errors import UserError, not_installed
 from rag_train.retrieval.corpus import PassageStore, encode
 from rag_train.retrieval.index.directory import (
+    MANIFEST,
     OFFSETS,
     PASSAGES,
     REMEDY,
     changed,
+    clear,
+    inconsistent,
+    load_array,
     open_passages,
     publish,
     read_manifest,
@@ -64,6 +69,9 @@ class DenseConfig:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     kind: str = "Flat"
     search: str = ""
+
+
+_CONFIG = TypeAdapter(DenseConfig)
 
 
 class DenseIndex:
@@ -110,28 +118,32 @@ class DenseIndex:
             device: device of the encoder.
 
         Raises:
-            UserError: if `read_manifest` rejects the directory, if the encoder cannot be loaded, or if the encoder
-                is not the one that built the index.
+            UserError: if `read_manifest` rejects the directory, if a file's contents are not an index's, if the
+                encoder is not on this machine, or if it is not the one that built the index.
         """
         faiss = _faiss()
         directory = Path(directory)
         manifest = read_manifest(directory, FORMAT, VERSION, _FILES)
         try:
-            encoder_config = EncoderConfig(**manifest.config["encoder"])
-            config = DenseConfig(encoder_config, manifest.config["kind"], manifest.config["search"])
-            passages = open_passages(directory, in_memory=not mmap)
+            config = _CONFIG.validate_json(json.dumps(manifest.config), strict=True, extra="forbid")
+        except ValidationError as error:
+            raise changed(directory, MANIFEST) from error
+        try:
+            passages = open_passages(directory, manifest.passages, in_memory=not mmap)
+            probe = load_array(directory, _PROBE, np.dtype(np.float32), dimensions=2)
             vectors = faiss.read_index(str(directory / _VECTORS), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
-            probe = np.load(directory / _PROBE)
+            if config.search:
+                faiss.ParameterSpace().set_index_parameters(vectors, config.search)
         except OSError as error:
             raise unreadable(directory, error) from error
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise changed(directory, "index.json") from error
-        encoder = Encoder(encoder_config, device)
+        except RuntimeError as error:  # FAISS checks what it reads
+            raise inconsistent(directory, _VECTORS) from error
+        encoder = Encoder(config.encoder, device, download=False)
+        if (vectors.ntotal, vectors.d) != (len(passages), encoder.dimension):
+            raise inconsistent(directory, _VECTORS)
         if not _same(encoder.encode_queries([_PROBE_TEXT]), probe):
-            model = encoder_config.query_model or encoder_config.model
+            model = config.encoder.query_model or config.encoder.model
             raise UserError(f"index {directory}: the encoder {model} has changed since it was built; {REMEDY}")
-        if config.search:
-            faiss.ParameterSpace().set_index_parameters(vectors, config.search)
         if faiss.get_num_gpus() > 0 and "HNSW" not in config.kind:  # FAISS has no HNSW for GPUs
             vectors = faiss.index_cpu_to_all_gpus(vectors)
         return cls(config, encoder, passages, vectors, manifest.corpus_sha256)
@@ -148,7 +160,11 @@ class DenseIndex:
             raise ValueError(f"k is {k}; ask for at least one passage")
         scores, positions = self.search_vectors(self.encoder.encode_queries(queries), k)
         return [
-            [self.passages[p].model_copy(update={"score": float(s)}) for s, p in zip(*found, strict=True) if p >= 0]
+            [
+                self.passages[p].model_copy(update={"score": float(s)})
+                for s, p in zip(*found, strict=True)
+                if 0 <= p < len(self)  # the lists of a stranger's index can hold any number
+            ]
             for found in zip(scores.tolist(), positions.tolist(), strict=True)
         ]
 
@@ -192,8 +208,7 @@ def build_dense(
     state = PartialState()
     encoder = Encoder(config.encoder, str(state.device))
     empty = _empty_index(config, encoder.dimension)
-    with working_directory(directory) as work:
-        work.mkdir(parents=True, exist_ok=True)
+    with working_directory(directory, state.is_main_process) as work:
         if state.is_main_process:
             shutil.rmtree(work / "index", ignore_errors=True)
             (work / "index").mkdir()
@@ -203,7 +218,7 @@ def build_dense(
         total = sum(len(np.load(path, mmap_mode="r")) for path in shards)
         if state.is_main_process:
             if not total:
-                shutil.rmtree(work)
+                clear(work)
                 raise UserError("dense: no passages to index; give a corpus with at least one")
             _faiss().write_index(_filled(empty, shards), str(work / "index" / _VECTORS))
             np.save(work / "index" / _PROBE, encoder.encode_queries([_PROBE_TEXT]))

@@ -5,13 +5,15 @@ A directory therefore holds a complete index or none: truncated, changed and for
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -28,6 +30,18 @@ OFFSETS = "offsets.npy"
 REMEDY = "rebuild it with `rag-train index`"
 
 MANIFEST = "index.json"
+
+_FORMATS = "rag-train-"
+"""Start of the name of every format."""
+
+_READERS = {"tantivy/.tantivy-meta.lock", "tantivy/.tantivy-writer.lock"}
+"""Empty files that tantivy adds when it opens an index."""
+
+_LOCK = "lock"
+_CLEARING = "clearing"
+_REPLACED = "replaced"
+"""Contents of a working directory besides the build's own: the lock of the process that builds, the mark of an
+unfinished `clear`, and the index that is being replaced."""
 
 
 class File(Record):
@@ -59,7 +73,7 @@ class Manifest(Record):
 
 def write_manifest(directory: Path, format: str, version: int, config: dict[str, Any], passages: int) -> None:
     """Write ``index.json`` for the files of ``directory``, which makes them an index."""
-    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    paths = sorted(path for path in directory.rglob("*") if path.is_file() and path != directory / MANIFEST)
     files = {
         path.relative_to(directory).as_posix(): File(bytes=path.stat().st_size, sha256=sha256(path))
         for path in paths
@@ -105,7 +119,10 @@ def read_manifest(directory: Path, format: str, version: int, files: Collection[
         raise UserError(f"index {directory}: {MANIFEST} does not list the files of an index; {REMEDY}")
     try:
         for name, file in manifest.files.items():
-            size = _inside(directory, name).stat().st_size
+            path = _inside(directory, name)
+            size = path.stat().st_size
+            if not path.is_file():  # reading a pipe or a device would not end
+                raise changed(directory, name)
             if size != file.bytes:
                 raise UserError(f"index {directory}: {name} has {size} bytes, not {file.bytes}; {REMEDY}")
         for name, file in manifest.files.items():
@@ -116,12 +133,39 @@ def read_manifest(directory: Path, format: str, version: int, files: Collection[
     return manifest
 
 
-def open_passages(directory: Path, in_memory: bool = False) -> PassageStore:
-    """Open the passages of a checked index directory; they stay on disk unless ``in_memory``."""
+def open_passages(directory: Path, passages: int, in_memory: bool = False) -> PassageStore:
+    """Open the passages of a checked index directory; they stay on disk unless ``in_memory``.
+
+    Raises:
+        UserError: if the offsets are not those of ``passages`` lines.
+        OSError: if a file cannot be read.
+    """
     path = directory / PASSAGES
-    if in_memory:
-        return PassageStore(path.read_bytes(), np.load(directory / OFFSETS))
-    return PassageStore(_Lines(path), np.load(directory / OFFSETS, mmap_mode="r"))
+    offsets = load_array(directory, OFFSETS, np.dtype(np.int64), mmap=not in_memory)
+    if len(offsets) != passages + 1 or not rising(offsets, path.stat().st_size):
+        raise inconsistent(directory, OFFSETS)
+    return PassageStore(path.read_bytes() if in_memory else _Lines(path), offsets)
+
+
+def load_array(directory: Path, name: str, dtype: np.dtype, mmap: bool = True, dimensions: int = 1) -> np.ndarray:
+    """Load an array file, which may be a stranger's: never a pickle, and only of the given type.
+
+    Raises:
+        UserError: if the file is not an array of this type and number of dimensions.
+        OSError: if it cannot be read.
+    """
+    try:
+        array = np.load(directory / name, mmap_mode="r" if mmap else None)
+    except (ValueError, EOFError, MemoryError, OverflowError, SyntaxError, zipfile.BadZipFile) as error:
+        raise inconsistent(directory, name) from error
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != dimensions:
+        raise inconsistent(directory, name)
+    return array
+
+
+def rising(starts: np.ndarray, end: int) -> bool:
+    """Return whether ``starts`` begins with 0, never falls, and ends with ``end``."""
+    return bool(len(starts) and starts[0] == 0 and starts[-1] == end and (starts[1:] >= starts[:-1]).all())
 
 
 class _Lines:
@@ -135,18 +179,29 @@ class _Lines:
 
 
 @contextmanager
-def working_directory(directory: Path) -> Iterator[Path]:
-    """Yield the path of the working directory in which the index ``directory`` is built: ``.NAME.building``.
+def working_directory(directory: Path, main: bool = True) -> Iterator[Path]:
+    """Yield the working directory in which the index ``directory`` is built, locked: ``.NAME.building``.
 
     The build writes the index into the subdirectory ``index`` and ends with `publish`. The working directory of a
-    killed build stays, so that the next build can continue.
+    killed build stays, so that the next build can continue. If the kill interrupted `publish` or `clear`, it is
+    undone or completed here.
+
+    Args:
+        main: whether this is the process that locks and publishes, if several build together.
 
     Raises:
-        UserError: if ``directory`` contains anything except an index, or if the build raises an OSError.
+        UserError: if ``directory`` holds anything except an index, if another process is building it, or if the
+            build raises an OSError.
     """
+    work = directory.with_name(f".{directory.name}.building")
     try:
+        if not main:
+            yield work
+            return
         _check_replaceable(directory)
-        yield directory.with_name(f".{directory.name}.building")
+        with _locked(work):
+            _recover(work, directory)
+            yield work
     except OSError as error:
         raise UserError(
             f"cannot write index {directory}: {error.strerror}; choose a writable place with enough free space"
@@ -155,12 +210,19 @@ def working_directory(directory: Path) -> Iterator[Path]:
 
 def publish(work: Path, directory: Path) -> None:
     """Move the finished index from its working directory to its place, replacing an existing index."""
-    replaced = directory.with_name(f".{directory.name}.replaced")
+    _check_replaceable(directory)  # again: a build can take days
     if directory.exists():
-        directory.rename(replaced)
+        directory.rename(work / _REPLACED)
     (work / "index").rename(directory)
-    shutil.rmtree(replaced, ignore_errors=True)
-    shutil.rmtree(work)
+    clear(work)
+
+
+def clear(work: Path) -> None:
+    """Empty a working directory; if this is interrupted, the next build repeats it."""
+    (work / _CLEARING).touch()
+    for name in _names(work) - {_LOCK, _CLEARING}:
+        _remove(work / name)
+    (work / _CLEARING).unlink()
 
 
 def another_corpus(work: Path) -> UserError:
@@ -173,19 +235,98 @@ def changed(directory: Path, name: str) -> UserError:
     return UserError(f"index {directory}: {name} was changed after it was written; {REMEDY}")
 
 
+def inconsistent(directory: Path, name: str) -> UserError:
+    """Return the error for a file whose contents cannot be an index's, although its hash is right."""
+    return UserError(f"index {directory}: the contents of {name} are not those of an index; {REMEDY}")
+
+
 def unreadable(directory: Path, error: OSError) -> UserError:
     """Return the error for a file that cannot be read."""
     return UserError(f"index {directory}: {error.filename}: {error.strerror}; {REMEDY}")
 
 
 def _check_replaceable(directory: Path) -> None:
+    """Raise UserError unless ``directory`` is missing, empty, or exactly an index: a manifest and files it lists.
+
+    Listed files that are missing or damaged do not matter.
+    """
     if not directory.exists():
         return
     if not directory.is_dir():
         raise UserError(f"{directory} is a file; choose another directory")
-    names = {path.name for path in directory.iterdir()}
-    if names and MANIFEST not in names:
-        raise UserError(f"{directory} contains files that are not an index; choose another directory")
+    names = {path.relative_to(directory).as_posix() for path in directory.rglob("*")}
+    if foreign := names - _own_names(directory):
+        raise UserError(
+            f"{directory} holds {min(foreign)}, which is not part of an index; "
+            "move it away or choose another directory"
+        )
+
+
+def _own_names(directory: Path) -> set[str]:
+    """Return the files of a manifest of ours, with itself and their folders; none if the manifest is not ours."""
+    try:
+        manifest = Manifest.model_validate(_read(directory))
+    except (UserError, ValidationError):
+        return set()
+    if not manifest.format.startswith(_FORMATS):
+        return set()
+    folders = {str(parent) for name in manifest.files for parent in PurePosixPath(name).parents}
+    return {MANIFEST, *manifest.files, *folders, *_READERS}
+
+
+@contextmanager
+def _locked(work: Path) -> Iterator[None]:
+    """Create and lock a working directory, and remove it at the end if it is empty but for the lock.
+
+    Raises UserError if ``work`` holds anything else, or if another process holds the lock.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    if (names := _names(work)) and _LOCK not in names:
+        raise UserError(f"{work} is not the working directory of an index build; move it away")
+    with (work / _LOCK).open("ab") as file:
+        _lock(file, work)
+        try:
+            yield
+        finally:
+            if _names(work) == {_LOCK}:
+                (work / _LOCK).unlink()
+                work.rmdir()
+
+
+def _lock(file: IO[bytes], work: Path) -> None:
+    busy = UserError(f"{work}: another process is building this index; wait for it or stop it")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise busy from None
+    except OSError:  # a file system without locks
+        return
+    if not os.path.samestat(os.fstat(file.fileno()), (work / _LOCK).stat()):  # removed by its last holder
+        raise busy
+
+
+def _recover(work: Path, directory: Path) -> None:
+    if (work / _REPLACED).exists() and not directory.exists():
+        (work / _REPLACED).rename(directory)
+    _remove(work / _REPLACED)
+    if (work / _CLEARING).exists():
+        clear(work)
+
+
+def _names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a directory, if it exists."""
+    if _is_folder(path):
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _read(directory: Path) -> dict[str, Any]:

@@ -79,16 +79,20 @@ class Encoder:
     Args:
         config: models and settings.
         device: such as ``cuda:0``; by default an available accelerator, or else the CPU.
+        download: whether a hub name that is not on this machine may be downloaded. An index names its encoder, so
+            that a stranger's index must not.
 
     Raises:
         UserError: if a model cannot be loaded, or if the vectors of the two encoders differ in size.
     """
 
-    def __init__(self, config: EncoderConfig, device: str | None = None):
+    def __init__(self, config: EncoderConfig, device: str | None = None, download: bool = True):
         self.config = config
         self._lock = Lock()
-        self._passages = _load(config.model, config, device)
-        self._queries = _load(config.query_model, config, device) if config.query_model else self._passages
+        names = [model_path(name) for name in (config.model, config.query_model) if name]
+        paths = names if download else [_on_this_machine(name) for name in names]
+        models = [_load(path, config, device) for path in paths]
+        self._passages, self._queries = models[0], models[-1]
         self.dimension = int(self._passages.get_embedding_dimension() or 0)
         if self._queries.get_embedding_dimension() != self.dimension:
             raise UserError(
@@ -119,7 +123,22 @@ class Encoder:
         return np.ascontiguousarray(vectors, dtype=np.float32)
 
 
-def _load(name: str, config: EncoderConfig, device: str | None):
+def _on_this_machine(name: str) -> str:
+    """Return the directory of a model without asking the hub. Raises UserError if it is not on this machine."""
+    from huggingface_hub import snapshot_download
+
+    if Path(name).is_dir():
+        return name
+    try:
+        return snapshot_download(name, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"encoder {name}: not on this machine, and not downloaded because an index asks for it; "
+            f"if you trust it, run `hf download {name}`"
+        ) from error
+
+
+def _load(path: str, config: EncoderConfig, device: str | None):
     try:
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -130,21 +149,21 @@ def _load(name: str, config: EncoderConfig, device: str | None):
     logging.disable_progress_bar()
     try:
         with ExitStack() as stack:
-            path = model_path(name)
-            own = AutoConfig.from_pretrained(path)
+            own = AutoConfig.from_pretrained(path, trust_remote_code=False)  # None would ask on the terminal
+            source = path
             if own.model_type == "dpr":
-                path = stack.enter_context(tempfile.TemporaryDirectory())
-                _save_bert(model_path(name), (own.architectures or [""])[0], path)
+                source = stack.enter_context(tempfile.TemporaryDirectory())
+                _save_bert(path, (own.architectures or [""])[0], source)
             if config.pooling is None:
-                model = SentenceTransformer(path, device=device)
+                model = SentenceTransformer(source, device=device)
             else:
-                transformer = Transformer(path)
+                transformer = Transformer(source)
                 pooling = Pooling(own.hidden_size, config.pooling)
                 model = SentenceTransformer(modules=[transformer, pooling], device=device)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # a stranger's files fail in any way: safetensors, tokenizers, torch
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"encoder {name}: cannot be loaded ({reason}); give a model directory or a hub name"
+            f"encoder {path}: cannot be loaded ({reason}); give a model directory or a hub name"
         ) from error
     model.max_seq_length = min(config.max_tokens, model.max_seq_length or config.max_tokens)
     return model.eval().to(getattr(torch, config.dtype))

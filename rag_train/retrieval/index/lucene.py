@@ -7,8 +7,8 @@ to a cluster.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +22,8 @@ from rag_train.retrieval.index.directory import (
     OFFSETS,
     PASSAGES,
     another_corpus,
-    changed,
+    clear,
+    inconsistent,
     open_passages,
     publish,
     read_manifest,
@@ -30,6 +31,7 @@ from rag_train.retrieval.index.directory import (
     write_manifest,
 )
 from rag_train.retrieval.index.lucene_query import Clause, parse
+from rag_train.retrieval.index.text import LONGEST_QUERY
 from rag_train.schema import Passage
 
 FORMAT = "rag-train-lucene"
@@ -52,12 +54,14 @@ class LuceneIndex:
     Attributes:
         passages: the passages in corpus order.
         corpus_sha256: SHA-256 of the passages as JSON Lines; identifies the corpus in records made with this index.
+        directory: where the index lies.
     """
 
     name = "lucene"
 
-    def __init__(self, engine: Any, passages: PassageStore, corpus_sha256: str):
+    def __init__(self, engine: Any, passages: PassageStore, corpus_sha256: str, directory: Path):
         self.passages = passages
+        self.directory = directory
         self.corpus_sha256 = corpus_sha256
         self._schema = engine.schema
         self._searcher = engine.searcher()
@@ -86,28 +90,29 @@ class LuceneIndex:
         """
         directory = Path(directory)
         manifest = read_manifest(directory, FORMAT, VERSION)
-        try:
+        with _refusing(directory):
             engine = _tantivy().Index.open(str(directory / _ENGINE))
-            passages = open_passages(directory)
-        except (OSError, ValueError) as error:
-            raise changed(directory, "index.json") from error
-        engine.register_tokenizer(_ANALYZER, _analyzer())
-        return cls(engine, passages, manifest.corpus_sha256)
+            engine.register_tokenizer(_ANALYZER, _analyzer())
+            passages = open_passages(directory, manifest.passages)
+            return cls(engine, passages, manifest.corpus_sha256, directory)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return for each query at most ``k`` passages that match it, best first, with scores.
 
         Equal scores are in corpus order. A query with exclusions only, or with stop words only, gets an empty list.
+        Only the first `LONGEST_QUERY` characters of a query count.
 
         Raises:
             ValueError: if ``k`` is less than 1.
+            UserError: if a file of the index cannot be read or is not what it should be.
         """
         if k < 1:
             raise ValueError(f"k is {k}; ask for at least one passage")
-        return [self._search(query, k) for query in queries]
+        with _refusing(self.directory):
+            return [self._search(query, k) for query in queries]
 
     def _search(self, query: str, k: int) -> list[Passage]:
-        compiled = self._compiled(parse(query))
+        compiled = self._compiled(parse(query[:LONGEST_QUERY]))
         if compiled is None:
             return []
         hits = self._searcher.search(compiled, limit=min(k, len(self)), count=False).hits
@@ -136,6 +141,17 @@ class LuceneIndex:
             parts.append((occurs[clause.occur], part))
             matching |= clause.occur != "must_not"
         return tantivy.Query.boolean_query(parts) if matching else None
+
+
+@contextmanager
+def _refusing(directory: Path) -> Iterator[None]:
+    """Raise UserError for any failure of tantivy, which reads a stranger's files lazily."""
+    try:
+        yield
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a panic in Rust is no Exception
+        raise inconsistent(directory, _ENGINE) from error
 
 
 def build_lucene(
@@ -210,7 +226,7 @@ def _write(
             progress(len(offsets) - 1)
         writer.wait_merging_threads()
     if len(offsets) == 1:
-        shutil.rmtree(work)
+        clear(work)
         raise UserError("lucene: no passages to index; give a corpus with at least one")
     return offsets
 

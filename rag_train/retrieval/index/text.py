@@ -12,6 +12,9 @@ import Stemmer
 from rag_train.errors import UserError
 from rag_train.schema import Passage
 
+LONGEST_QUERY = 10_000
+"""Characters of a query that count: more than any question, and few enough that no query takes long."""
+
 _WORD = re.compile(r"\b\w\w+\b")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -18,7 +20,8 @@ class RetrievalClient:
     """A retriever served by `rag_train.serving.retriever`. Threads can share it.
 
     Args:
-        url: address of the service, such as ``http://127.0.0.1:8000``.
+        url: address of the service, such as ``http://127.0.0.1:8000``. The key in the environment variable
+            RAG_TRAIN_API_KEY is sent to it if the connection is encrypted or stays on this machine.
         timeout: seconds to wait for a connection, for the begin of a response, and for its end.
         retries: number of further attempts if the service is busy or cannot be reached.
 
@@ -35,16 +38,17 @@ class RetrievalClient:
     def __init__(self, url: str, timeout: float = 60.0, retries: int = 3):
         self.url = url.rstrip("/")
         self.retries = retries
-        self._client = open_client(timeout)
+        self._client = open_client(timeout, _headers(self.url))
         try:
             health = HealthResponse.model_validate_json(self._send("GET", "/health").content)
         except ValidationError as error:
             raise self._error("the server is not a retrieval service") from error
         self.name = health.retriever
         self._max_queries = health.max_queries
+        self._max_passages = health.max_passages
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Return the passages of the served retriever; queries beyond the service's limit are sent in parts.
+        """Return the passages of the served retriever; queries beyond the service's limits are sent in parts.
 
         Raises:
             ValueError: if ``k`` is less than 1.
@@ -52,7 +56,8 @@ class RetrievalClient:
         """
         if k < 1:
             raise ValueError(f"k is {k}; ask for at least one passage")
-        parts = [queries[i : i + self._max_queries] for i in range(0, len(queries), self._max_queries)]
+        size = max(1, min(self._max_queries, self._max_passages // k))
+        parts = [queries[i : i + size] for i in range(0, len(queries), size)]
         return [passages for part in parts for passages in self._search(part, k)]
 
     def _search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
@@ -82,6 +87,15 @@ class RetrievalClient:
             f"retrieval service {self.url}: {problem}; "
             "start it with `rag-train serve retriever`, or correct the address"
         )
+
+
+def _headers(url: str) -> dict[str, str]:
+    """Return the headers of each request; the API key only if nobody can read it on the way."""
+    headers, address = {"Content-Type": "application/json"}, urlsplit(url)
+    key = os.environ.get("RAG_TRAIN_API_KEY", "")
+    if key and (address.scheme == "https" or address.hostname in ("127.0.0.1", "::1", "localhost")):
+        headers["Authorization"] = f"Bearer {key}"
+    return headers
 
 
 def _detail(response: httpx.Response) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 from pydantic import BaseModel, Field, StrictInt, StrictStr
@@ -27,3 +28,4 @@ class HealthResponse(BaseModel):
 
     retriever: str
     max_queries: Annotated[StrictInt, Field(ge=1)]
+    max_passages: Annotated[StrictInt, Field(ge=1)] = sys.maxsize

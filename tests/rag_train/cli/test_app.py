@@ -9,6 +9,7 @@ import pytest
 from support.paths import ROOT
 
 from rag_train.cli.app import main
+from rag_train.files import write_text
 from rag_train.miniworld.world import World, WorldConfig, write_world
 
 
@@ -80,3 +81,27 @@ def test_eval_lists_strategies_for_an_unknown_name(
     assert call(monkeypatch, "eval", *arguments) == 2
     assert "--strategy guess: unknown strategy 'guess'; the strategies are deeprag, " in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("output", ["file/world", "x" * 300, "locked/world"])
+def test_an_output_that_cannot_be_written_gives_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path, output: str
+):
+    (tmp_path / "file").touch()
+    if output.startswith("locked"):
+        monkeypatch.setattr(Path, "mkdir", full_disk)
+    assert call(monkeypatch, "world", str(tmp_path / output)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and "choose a place" in error
+
+
+def full_disk(*arguments: object, **options: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_half_a_file_does_not_stay_on_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "kept").write_text("old")
+    monkeypatch.setattr(Path, "replace", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        write_text(tmp_path / "kept", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"] and (tmp_path / "kept").read_text() == "old"

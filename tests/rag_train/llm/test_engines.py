@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from huggingface_hub import HfApi
 
 from rag_train.answers import exact_match
 from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
@@ -14,7 +16,7 @@ from rag_train.errors import UserError
 from rag_train.eval.matrix.answers import Answers
 from rag_train.formats import deeprag, reader
 from rag_train.llm.base import Sampling
-from rag_train.llm.checkpoint import check_checkpoint
+from rag_train.llm.checkpoint import check_adapter, check_checkpoint
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.llm.vllm import VLLMEngine
 from rag_train.miniworld.world import CHAINS, World, subquery
@@ -123,6 +125,60 @@ def test_vllm_agrees_with_transformers_and_runs_synthesis_and_inference(
                     assert (step.retrieve_probability > 0.5) == (step.decision is Decision.RETRIEVE)
 
     runner.run(go())
+
+
+def test_rejects_strangers_checkpoints_before_an_engine_reads_them(mini_model: Path, tmp_path: Path):
+    shutil.copytree(mini_model, tmp_path / "model")
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    foreign = config | {"auto_map": {"AutoConfig": "evil.Config"}, "model_type": "evil"}
+    for changed, message in (
+        (foreign, "Python code of its own"),
+        ({"vocab_size": "many"}, "not a model config"),
+        ([], "not a"),
+    ):
+        (tmp_path / "model/config.json").write_text(json.dumps(changed))
+        with pytest.raises(UserError, match=message):
+            check_checkpoint(str(tmp_path / "model"))
+    (tmp_path / "model/config.json").write_text(json.dumps(config | {"auto_map": {}}))
+    check_checkpoint(str(tmp_path / "model"))  # of an architecture that transformers has
+    weights = (tmp_path / "model/model.safetensors").read_bytes()
+    for cut in (0, 5, 1000, len(weights) - 1):
+        (tmp_path / "model/model.safetensors").write_bytes(weights[:cut])
+        with pytest.raises(UserError, match=r"model\.safetensors: .*copy or save the model again") as caught:
+            check_checkpoint(str(tmp_path / "model"))
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "[" * 10**5,
+        "[]",
+        "{}",
+        '{"r": "many"}',
+        '{"r": 8, "rank_pattern": []}',
+        '{"r": 8, "megatron_config": {"a": 1}}',
+    ],
+)
+def test_rejects_strangers_adapters_in_one_line(tmp_path: Path, config: str):
+    (tmp_path / "adapter_config.json").write_text(config)
+    with pytest.raises(UserError) as caught:
+        check_adapter(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["hub:", "no such/model", "some/model"])
+def test_a_model_that_the_hub_does_not_give_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, name: str):
+    asked = []
+
+    def gone(self: object, model: str, timeout: float) -> None:
+        asked.append(timeout)
+        raise OSError("404: Repository Not Found\nfor url")
+
+    monkeypatch.setattr(HfApi, "model_info", gone)
+    with pytest.raises(UserError, match="the Hub does not give it") as caught:
+        check_checkpoint(name)
+    assert "\n" not in str(caught.value) and len(asked) <= 1
 
 
 def test_rejects_invalid_checkpoints(mini_model: Path, tmp_path: Path):

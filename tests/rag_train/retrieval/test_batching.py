@@ -84,6 +84,28 @@ def test_cancelling_a_caller_does_not_affect_the_others() -> None:
     assert front.distinct == 1
 
 
+def test_waiting_queries_of_cancelled_callers_are_dropped() -> None:
+    recorder = Recorder()
+    recorder.gate.clear()
+    front = AsyncRetriever(recorder)
+
+    async def main() -> None:
+        first = asyncio.create_task(front.search("first", 1))
+        assert await asyncio.to_thread(recorder.called.wait, 30)
+        gone = [asyncio.create_task(front.search_all(["gone", "gone", "shared"], 1)) for _ in range(2)]
+        stays = asyncio.create_task(front.search_all(["shared", "own"], 1))
+        await asyncio.sleep(0)
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        recorder.gate.set()
+        assert [found[0].id for found in await stays] == ["shared", "own"] and await first
+        assert (await front.search("gone", 1))[0].id == "gone"
+
+    asyncio.run(main())
+    assert [queries for queries, _ in recorder.calls] == [["first"], ["shared", "own"], ["gone"]]
+
+
 def test_a_failure_reaches_every_caller_and_is_not_remembered() -> None:
     recorder = Recorder()
     front = AsyncRetriever(recorder)

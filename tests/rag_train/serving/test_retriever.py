@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import random
@@ -14,13 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.requests import ClientDisconnect
 from support.servers import running
 
 from rag_train.errors import UserError
 from rag_train.retrieval.index.bm25 import BM25Index
-from rag_train.retrieval.remote.client import RetrievalClient
+from rag_train.retrieval.remote.client import RetrievalClient, _headers
 from rag_train.schema import Passage
-from rag_train.serving.http import listen
+from rag_train.serving import http as serving
+from rag_train.serving import retriever
+from rag_train.serving.http import Access, listen, unless_gone
 from rag_train.serving.retriever import Limits, app
 
 INDEX = BM25Index.build(
@@ -30,7 +34,8 @@ INDEX = BM25Index.build(
         Passage(id="c", text="A city \x00 in Ελλάδα."),
     ]
 )
-LIMITS = Limits(queries=50, k=20, body=100_000)
+
+LIMITS = Limits(queries=50, k=20, passages=300, body=100_000)
 
 
 class Echo:
@@ -107,10 +112,15 @@ def _metric(url: str, name: str) -> float:
     return float(values[f"{key}_total"] if f"{key}_total" in values else values.get(key, 0))
 
 
-def _request(url: str, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+JSON = {"Content-Type": "application/json"}
+
+
+def _request(
+    url: str, method: str, path: str, body: bytes | None = None, headers: dict[str, str] = JSON
+) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
     try:
-        connection.request(method, path, body)
+        connection.request(method, path, body, headers)
         response = connection.getresponse()
         return response.status, response.read()
     finally:
@@ -135,6 +145,7 @@ BAD: list[tuple[str, str, bytes, int]] = [
     ("POST", "/search", b'{"queries": ["film"], "depth": 2}', 422),
     ("POST", "/search", json.dumps({"queries": ["film"] * 51}).encode(), 422),
     ("POST", "/search", json.dumps({"queries": ["film " * 40_000]}).encode(), 413),
+    ("POST", "/search", json.dumps({"queries": ["film"] * 30, "k": 11}).encode(), 422),
     ("PUT", "/search", GOOD, 405),
     ("GET", "/search", b"", 405),
     ("POST", "/health", GOOD, 405),
@@ -178,7 +189,7 @@ def _errors(url: str) -> float:
 
 
 def test_openapi_describes_search(bm25: RetrievalClient) -> None:
-    assert _request(bm25.url, "GET", "/docs")[0] == 200
+    assert _request(bm25.url, "GET", "/docs")[0] == 404  # it would load scripts from a network
     schema = json.loads(_request(bm25.url, "GET", "/openapi.json")[1])
     assert {"/search", "/health", "/metrics"} <= set(schema["paths"])
     for reference in _references(schema):
@@ -214,3 +225,113 @@ def test_rejects_an_address_in_use_or_invalid() -> None:
         for port in (sock.getsockname()[1], 10**6):
             with pytest.raises(UserError, match="choose another"):
                 listen("127.0.0.1", port)
+
+
+PAGE = "http://page.example"
+REFUSED: list[tuple[dict[str, str], int]] = [
+    ({"Host": "page.example"}, 403),
+    ({"Host": "127.0.0.1.page.example:8000"}, 403),
+    ({"Host": "[", "Origin": PAGE}, 400),
+    ({"Origin": PAGE}, 403),
+    ({"Origin": "null"}, 403),
+    ({"Content-Type": "text/plain"}, 415),
+    ({"Content-Type": ""}, 415),
+]
+
+
+@pytest.mark.parametrize(("headers", "status"), REFUSED)
+def test_requests_of_foreign_pages_are_refused(bm25: RetrievalClient, headers: dict[str, str], status: int) -> None:
+    got, answer = _request(bm25.url, "POST", "/search", GOOD, JSON | headers)
+    assert got == status and "\n" not in json.loads(answer)["detail"]
+
+
+@pytest.mark.parametrize("host", ["localhost:1", "[::1]:8000", "10.1.2.3", socket.gethostname(), "LOCALHOST."])
+def test_requests_to_addresses_and_this_machine_are_answered(bm25: RetrievalClient, host: str) -> None:
+    assert _request(bm25.url, "POST", "/search", GOOD, JSON | {"Host": host, "Origin": f"http://{host}"})[0] == 200
+
+
+def test_with_a_key_only_its_holders_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(app(INDEX, LIMITS, access=Access("k\u00e9y"))) as url:
+        for given in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Basic k"}):
+            assert _request(url, "GET", "/health", headers=given)[0] == 401
+        with pytest.raises(UserError, match="status 401, no valid API key"):
+            RetrievalClient(url)
+    with running(app(INDEX, LIMITS, access=Access("secret"))) as url:
+        monkeypatch.setenv("RAG_TRAIN_API_KEY", "secret")
+        assert RetrievalClient(url).search(["film"], 1) == INDEX.search(["film"], 1)
+        given = JSON | {"Authorization": "Bearer secret", "Host": "behind.a.proxy"}
+        assert _request(url, "POST", "/search", GOOD, given)[0] == 200
+
+
+def test_the_key_is_not_sent_in_clear_over_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAG_TRAIN_API_KEY", "secret")
+    assert "Authorization" not in _headers("http://retriever.example:8000")
+    assert _headers("https://retriever.example")["Authorization"] == "Bearer secret"
+
+
+def test_the_search_of_a_client_that_left_is_cancelled() -> None:
+    async def main() -> None:
+        started, left = asyncio.Event(), asyncio.Event()
+
+        async def receive() -> dict[str, str]:
+            await started.wait()
+            return {"type": "http.disconnect"}
+
+        async def search() -> None:
+            started.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                left.set()
+
+        with pytest.raises(ClientDisconnect):
+            await unless_gone(receive, search())
+        await left.wait()
+
+    asyncio.run(main())
+
+
+def test_a_large_request_is_searched_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retriever, "_PORTION", 4)
+    monkeypatch.setattr(retriever, "_QUICK", 0.0)  # every portion is slow
+    echo = Echo()
+    with running(app(echo, LIMITS)) as url:
+        found = RetrievalClient(url).search([f"{i}" for i in range(10)], 1)
+    assert [passages[0].id for passages in found] == [f"{i}" for i in range(10)]
+    assert [len(queries) for queries in echo.calls] == [4, 2, 1, 1, 1, 1]
+
+
+def test_only_the_beginning_of_a_query_is_searched() -> None:
+    echo = Echo()
+    with running(app(echo, LIMITS)) as url:
+        assert len(RetrievalClient(url).search(["x" * 20_000], 1)[0][0].text) == 10_000
+
+
+def raw(url: str, content: bytes, length: int) -> socket.socket:
+    """Open a connection and send a search with a body, perhaps shorter than its Content-Length."""
+    host, port = url.removeprefix("http://").split(":")
+    sock = socket.create_connection((host, int(port)), timeout=60)
+    head = f"POST /search HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {length}"
+    sock.sendall(f"{head}\r\n\r\n".encode() + content)
+    return sock
+
+
+def test_requests_that_do_not_arrive_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "ARRIVAL", 0.05)
+    with running(app(INDEX, LIMITS)) as url:
+        with raw(url, GOOD[:5], 100) as sock:
+            assert sock.makefile("rb").read().startswith(b"HTTP/1.1 408 ")  # read until the service closes it
+        host, port = url.removeprefix("http://").split(":")
+        for sent in (b"", b"POST /sea", b"POST /search HTTP/1.1\r\nHost: x\r\n"):
+            with socket.create_connection((host, int(port)), timeout=60) as sock:
+                sock.sendall(sent)
+                assert sock.makefile("rb").read() == b""
+
+
+def test_half_a_request_does_not_keep_the_service_from_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "GRACE", 1.0)
+    with running(app(INDEX, LIMITS)) as url:
+        sockets = [raw(url, GOOD[:5], 100) for _ in range(3)]
+        assert _request(url, "GET", "/health")[0] == 200
+    for sock in sockets:
+        sock.close()

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
@@ -31,8 +32,10 @@ from rag_train.miniworld.pretrain import PretrainConfig, pretrained
 from rag_train.miniworld.world import World, WorldConfig, write_world
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.schema import LLMCall, Passage, Plan, PlanNode, Step, Trajectory
+from rag_train.serving import strategy as service
+from rag_train.serving.http import Access
 from rag_train.serving.strategy import MAX_BODY, app
-from rag_train.strategies.base import Run, Strategy
+from rag_train.strategies.base import Kit, Run, Strategy
 from rag_train.strategies.kit import KitConfig, open_kit
 from rag_train.strategies.registry import STRATEGIES
 
@@ -128,16 +131,19 @@ def model(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pretrained(world, PretrainConfig(), tmp_path_factory.mktemp("models"))[0]
 
 
+def opening(world: World, model: Path) -> AbstractAsyncContextManager[Kit]:
+    engine = EngineConfig(kind="transformers", dtype="float32")
+    config = KitConfig(model=str(model), indexes=[], engine=engine, instructions=False)
+    return open_kit(config, {"": BM25Index.build(world.corpus())})
+
+
 @pytest.fixture(scope="module")
 def url(world: World, model: Path) -> Iterator[str]:
     extra = {"staged": Staged, "crowd": Crowd, "failing": Failing, "hostile": Hostile}
-    engine = EngineConfig(kind="transformers", dtype="float32")
-    config = KitConfig(model=str(model), indexes=[], engine=engine, instructions=False)
-    kit = open_kit(config, {"": BM25Index.build(world.corpus())})
     with pytest.MonkeyPatch.context() as patch:
         for name, strategy in extra.items():
             patch.setitem(STRATEGIES, name, (strategy, {}))
-        with running(app(kit, "deeprag")) as address:
+        with running(app(opening(world, model), "deeprag")) as address:
             yield address
 
 
@@ -228,7 +234,8 @@ def test_a_disconnect_cancels_the_strategy(url: str, streamed: bool):
     for event in (Staged.gate, Staged.waiting, Staged.cancelled):
         event.clear()
     content = json.dumps(body("q", "staged", stream=streamed)).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(content)}\r\n\r\n"
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as client:
         client.sendall(head.encode() + content)
@@ -267,9 +274,17 @@ ERRORS: list[tuple[dict[str, Any], int, str]] = [
     ({"messages": "q"}, 400, "messages: "),
     ({}, 400, "messages: "),
     (body("q" * MAX_BODY), 413, "larger than"),
+    (body("q" * 10_001), 400, "longer than 10000 characters"),
+    (body("q", "rag,k=1000000000"), 400, "k may be at most 20 here"),
+    (body("q", "rag,k=-1000000000"), 400, "k may be at most 20 here"),
+    (body("q", "deeprag,max_steps=25"), 400, "max_steps may be at most 24 here"),
+    (body("q", "deeprag,threshold=.nan"), 400, "threshold may be at most 20 here"),
+    (body("q", "rag,k=2024-13-45"), 400, "is not"),
+    (body("q", "rag,k=" + "[" * 190), 400, "is not"),
+    (body("q", "rag,k=0b_"), 400, "is not"),
 ]
 FAILURES: list[tuple[dict[str, Any], int, str]] = [
-    (body("what " * 5000, "direct"), 400, "exceed the context"),
+    (body("why " * 2500, "direct"), 400, "exceed the context"),
     (body("q", "failing"), 502, "no answer within 1 s"),
     (body("q", "failing,way=user"), 502, "the index is down"),
     (body("q", "failing,way=bug"), 500, "see the log"),
@@ -298,9 +313,27 @@ def check_error(reply: dict[str, Any], status: int, said: str) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"{", b"\xff\x00", json.dumps(body("\ud800")).encode()])
 def test_rejects_bodies_that_are_not_json(url: str, sent: bytes):
-    response = httpx.post(f"{url}/v1/chat/completions", content=sent)
+    headers = {"Content-Type": "application/json"}
+    response = httpx.post(f"{url}/v1/chat/completions", content=sent, headers=headers)
     assert response.status_code == 400
     check_error(response.json(), 400, "as JSON in UTF-8")
+
+
+def test_foreign_pages_can_neither_ask_nor_link_to_a_question(url: str):
+    asked = httpx.post(f"{url}/v1/chat/completions", json=body("q"), headers={"Origin": "http://page.example"})
+    check_error(asked.json(), asked.status_code, "another site's page")
+    linked = httpx.get(f"{url}/?q=why", headers={"Sec-Fetch-Site": "cross-site"})
+    assert (linked.status_code, linked.headers["location"]) == (303, "/")
+    assert httpx.get(f"{url}/?q=why", headers={"Sec-Fetch-Site": "none"}).status_code == 200
+    assert httpx.head(url).status_code == 200
+
+
+def test_refuses_questions_beyond_its_limits(url: str, monkeypatch: pytest.MonkeyPatch):
+    Staged.gate.clear()
+    monkeypatch.setattr(service, "MAX_SECONDS", 0.05)
+    late = post(url, body("q", "staged"))
+    assert late.status_code == 504
+    check_error(late.json(), 504, "took more than 0.05 s")
 
 
 # -- the command ------------------------------------------------------------------------------------------------
@@ -414,6 +447,18 @@ def test_page_shows_steps_as_they_arrive_and_stops_from_the_keyboard(url: str, b
     browser.wait("run.ended")
     assert Staged.cancelled.wait(60)
     assert browser.run("$('problem').textContent") == "Stopped."
+
+
+def test_page_asks_for_the_key(world: World, model: Path, browser: Browser):
+    with running(app(opening(world, model), "direct", access=Access("secret"))) as address:
+        browser.open(f"{address}/?q=What+is+it%3F&strategy=direct")
+        browser.wait("!$('keyed').hidden && !$('problem').hidden")
+        assert browser.run("$('problem').textContent").startswith("no valid API key")
+        browser.run("$('key').focus()")
+        browser.call("Input.insertText", text="secret")
+        browser.press("Enter")
+        browser.wait("run?.ended")
+        assert browser.run("run.finished") and browser.run("$('problem').hidden")
 
 
 @pytest.mark.parametrize("width", [320, 400, 1200])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +18,13 @@ from hypothesis import strategies as st
 from support.paths import DATA
 
 from rag_train.errors import UserError
+from rag_train.files import sha256
 from rag_train.questions.load import load_questions
 from rag_train.retrieval.corpus import read_corpus
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.retrieval.index.bm25_build import build_bm25
 from rag_train.retrieval.index.rank_bm25 import RankBM25Index
-from rag_train.retrieval.index.text import BM25Config, indexed_text, tokenizer
+from rag_train.retrieval.index.text import LONGEST_QUERY, BM25Config, indexed_text, tokenizer
 from rag_train.schema import Passage
 
 UNUSUAL_QUERIES = [
@@ -236,6 +239,83 @@ def test_build_replaces_an_index_but_no_other_files(
     assert (tmp_path / "mine" / "passages.jsonl").read_text() == "precious"
 
 
+def forge(directory: Path, name: str, array: np.ndarray | bytes) -> None:
+    """Replace a file of an index and its hash."""
+    path = directory / name
+    if isinstance(array, bytes):
+        path.write_bytes(array)
+    else:
+        np.save(path, array, allow_pickle=True)
+    files = json.loads((directory / "index.json").read_text())["files"]
+    edit(directory, files=files | {name: {"bytes": path.stat().st_size, "sha256": sha256(path)}})
+
+
+def altered(name: str, at: int, value: int) -> Callable[[Path], None]:
+    """Return the forgery that changes one number of an array."""
+
+    def forgery(directory: Path) -> None:
+        array = np.load(directory / name)
+        array[at] = value
+        forge(directory, name, array)
+
+    return forgery
+
+
+def resaved(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Path], None]:
+    return lambda directory: forge(directory, name, change(np.load(directory / name)))
+
+
+FORGERIES: dict[str, Callable[[Path], None]] = {
+    "index above": altered("indices.npy", 0, 300),
+    "index below": altered("indices.npy", -1, -1),
+    "column start above": altered("indptr.npy", 5, 2**40),
+    "column start below": altered("indptr.npy", 0, -(2**40)),
+    "column end": altered("indptr.npy", -1, 2**40),
+    "line start": altered("offsets.npy", 3, 2**40),
+    "line end": altered("offsets.npy", -1, 1),
+    "fewer lines": resaved("offsets.npy", lambda a: a[:-1]),
+    "fewer scores": resaved("data.npy", lambda a: a[:-1]),
+    "fewer columns": resaved("indptr.npy", lambda a: a[1:]),
+    "another type": resaved("indices.npy", lambda a: a.astype(np.int64)),
+    "another shape": resaved("indices.npy", lambda a: a.reshape(1, -1)),
+    "a pickle": resaved("data.npy", lambda a: np.array([Path], dtype=object)),
+    "no array": lambda d: forge(d, "data.npy", b"PK\x03\x04 not an archive"),
+    "an empty file": lambda d: forge(d, "data.npy", b""),
+    "no token list": lambda d: forge(d, "vocabulary.json", b'{"a": 1}'),
+    "tokens that are no text": lambda d: forge(d, "vocabulary.json", b"[[1]]"),
+    "deep JSON": lambda d: forge(d, "vocabulary.json", b"[" * 10**5),
+    "unknown stemmer": lambda d: edit(d, config={"stemmer": "klingon"}),
+    "unknown setting": lambda d: edit(d, config={"shell": "true"}),
+    "negative size": lambda d: edit(d, passages=-1),
+    "a pipe": lambda d: ((d / "data.npy").unlink(), os.mkfifo(d / "data.npy")),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_refuses_a_forged_index_in_one_line(saved: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(saved, tmp_path / "index")
+    FORGERIES[name](tmp_path / "index")
+    for mmap in (True, False):
+        with pytest.raises(UserError) as caught:
+            BM25Index.load(tmp_path / "index", mmap=mmap)
+        assert "\n" not in str(caught.value) and "rag-train index" in str(caught.value)
+
+
+def test_a_forged_passage_is_refused_when_it_is_found(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path / "index")
+    lines = (saved / "passages.jsonl").read_bytes()
+    forge(tmp_path / "index", "passages.jsonl", b"x" * len(lines))
+    with pytest.raises(UserError, match="of the index is damaged"):
+        BM25Index.load(tmp_path / "index").search(["of the film director city"], 300)
+
+
+def test_repetitions_and_what_follows_the_longest_query_cost_no_time(index: BM25Index) -> None:
+    once, often = (index.search([word], 10)[0] for word in ("films", "films " * 7))
+    assert [p.id for p in once] == [p.id for p in often]
+    assert [p.score for p in often] == pytest.approx([7 * (p.score or 0) for p in once])
+    assert index.search(["films " + "x" * LONGEST_QUERY + " city"], 10)[0] == once
+
+
 def edit(directory: Path, **changes: object) -> None:
     manifest = json.loads((directory / "index.json").read_text())
     (directory / "index.json").write_text(json.dumps(manifest | changes))
@@ -254,6 +334,16 @@ DAMAGE = {
 }
 
 
+REBUILT = (
+    "has 5 bytes, not",
+    "data.npy was changed",
+    "offsets.npy: No such file",
+    "version 0, but",
+    "index.json was changed",
+)
+"""Damage after which the manifest still tells that the files are an index's."""
+
+
 @pytest.mark.parametrize("problem", DAMAGE)
 def test_rejects_a_damaged_index_which_can_be_rebuilt(index: BM25Index, tmp_path: Path, problem: str) -> None:
     directory = tmp_path / "index"
@@ -263,6 +353,9 @@ def test_rejects_a_damaged_index_which_can_be_rebuilt(index: BM25Index, tmp_path
         BM25Index.load(directory)
     message = str(caught.value)
     assert problem in message and "rag-train index" in message and "\n" not in message
-    if (directory / "index.json").exists():
+    if problem in REBUILT:
         build_bm25(PASSAGES, directory)
         assert len(BM25Index.load(directory)) == len(index)
+    else:
+        with pytest.raises(UserError, match="not part of an index"):
+            build_bm25(PASSAGES, directory)

@@ -1,7 +1,10 @@
 """Dense retrieval with the embedded encoder and with small random encoders of each family."""
 
+import hashlib
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -174,6 +177,51 @@ def test_rejects_damage_and_a_different_encoder(corpus, small, models: Path, tmp
     with pytest.raises(UserError, match="no passages to index"):
         build_dense([], tmp_path / "empty", small)
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def test_an_index_never_makes_the_hub_be_asked(corpus, small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    build_dense(corpus, tmp_path / "index", small)
+    manifest = json.loads((tmp_path / "index" / "index.json").read_text())
+    manifest["config"]["encoder"]["model"] = "stranger/encoder"
+    (tmp_path / "index" / "index.json").write_text(json.dumps(manifest))
+
+    def connect(*arguments: object) -> None:
+        raise AssertionError("a connection")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    with pytest.raises(UserError, match="encoder stranger/encoder: not on this machine, and not downloaded"):
+        DenseIndex.load(tmp_path / "index")
+
+
+@pytest.mark.parametrize(
+    ("name", "array"), [("vectors.faiss", b"IxFI"), ("probe.npy", b""), ("probe.npy", b"x" * 99)]
+)
+def test_refuses_a_forged_index(corpus, small, tmp_path: Path, name: str, array: bytes):
+    build_dense(corpus, tmp_path / "index", small)
+    (tmp_path / "index" / name).write_bytes(array)
+    manifest = json.loads((tmp_path / "index" / "index.json").read_text())
+    manifest["files"][name] = {"bytes": len(array), "sha256": hashlib.sha256(array).hexdigest()}
+    (tmp_path / "index" / "index.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=f"the contents of {name}"):
+        DenseIndex.load(tmp_path / "index")
+
+
+def test_positions_of_a_forged_index_outside_of_the_corpus_are_left_out(corpus, small, tmp_path: Path):
+    build_dense(corpus, tmp_path / "index", replace(small, kind="IVF1,Flat"))
+    index = DenseIndex.load(tmp_path / "index", mmap=False)
+    index.search_vectors = lambda vectors, k: (np.ones((1, 3)), np.array([[-1, 2**40, 0]]))  # type: ignore[method-assign]
+    assert [passage.id for passage in index.search(["query"], 3)[0]] == [corpus[0].id]
+
+
+def test_an_encoder_with_code_of_its_own_is_refused_without_a_question(models: Path, tmp_path: Path):
+    shutil.copytree(models / "e5-small", tmp_path / "evil")
+    config = json.loads((tmp_path / "evil/config.json").read_text())
+    config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}}
+    (tmp_path / "evil/config.json").write_text(json.dumps(config))
+    (tmp_path / "evil/evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(UserError, match="cannot be loaded") as caught:
+        Encoder(EncoderConfig(str(tmp_path / "evil")))
+    assert "\n" not in str(caught.value) and not (tmp_path / "ran").exists()
 
 
 BUILD = """
