@@ -53,11 +53,11 @@ def check_unique_ids(questions: Sequence[Question]) -> None:
 
 
 def identifying_settings(recipe: Any) -> dict[str, Any]:
-    """Return a recipe's keys for the sidecar, without the engine's addresses and time limit.
+    """Return a recipe's keys for the sidecar; of the engine's, only those that its answers depend on.
 
-    Those two may change between runs that write the same output.
+    The others, such as its addresses, may change between runs that write the same output.
     """
     settings = asdict(recipe)
     if settings.get("model"):
-        settings["engine"] = {k: v for k, v in settings["engine"].items() if k not in ("urls", "timeout")}
+        settings["engine"] = recipe.engine.identity
     return settings

@@ -1,11 +1,21 @@
 """The exceptions for mistakes that the user can correct, and for failures of services."""
 
+import re
+
+
+def masked(text: str) -> str:
+    """Return ``text`` without the names and passwords of the addresses in it (``http://user:password@host``)."""
+    return re.sub(r"://[^/\s]*@", "://***@", text)
+
 
 class UserError(Exception):
     """Invalid input. The message is one line: what is wrong, where, and what to do.
 
-    The command line prints the message and exits with status 2.
+    The command line prints the message and exits with status 2. Passwords in addresses are masked.
     """
+
+    def __str__(self) -> str:
+        return masked(super().__str__())
 
 
 class ServiceError(UserError):

@@ -1,10 +1,11 @@
-"""Sending HTTP requests with retries, for all clients."""
+"""Sending HTTP requests with retries and a limit on the size of responses, for all clients."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Iterator
+from contextlib import aclosing, closing
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -18,6 +19,8 @@ except ImportError as error:
 
 BUSY = (429, 502, 503, 504)
 """Statuses of temporary failures: an exceeded rate limit, or a proxy whose server is restarting."""
+LARGEST = 64 * 2**20
+"""Maximum size of a response in bytes. Compressed responses are refused: their true size is not known."""
 LONGEST_WAIT = 30.0
 """Maximum wait between two attempts in seconds; if a server asks for a longer wait, there is no further attempt."""
 
@@ -34,11 +37,12 @@ def send(client: httpx.Client, method: str, url: str, retries: int, **content: A
 
     Raises:
         httpx.TransportError: if the last attempt cannot connect, loses the connection, or times out.
+        httpx.DecodingError: if the response is compressed or larger than `LARGEST`.
     """
     for attempt in range(retries + 1):
         wait = min(LONGEST_WAIT, 0.1 * 2**attempt) * random.uniform(0.5, 1)
         try:
-            response = client.request(method, url, **content)
+            response = _read(client, client.build_request(method, url, **content))
         except httpx.TransportError:
             if attempt == retries:
                 raise
@@ -75,6 +79,43 @@ class _TimedStream(httpx.SyncByteStream):
 
     def close(self) -> None:
         self._stream.close()
+
+
+def _read(client: httpx.Client, request: httpx.Request) -> httpx.Response:
+    request.headers["Accept-Encoding"] = "identity"
+    response = client.send(request, stream=True)
+    with closing(response):
+        body = bytearray()
+        for part in response.iter_raw():
+            _check_size(response, len(body) + len(part))
+            body += part
+        return _with_body(response, body)
+
+
+async def read_async(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
+    """Send a request and return the whole response. Raises as `send` does."""
+    request.headers["Accept-Encoding"] = "identity"
+    response = await client.send(request, stream=True)
+    async with aclosing(response):
+        body = bytearray()
+        async for part in response.aiter_raw():
+            _check_size(response, len(body) + len(part))
+            body += part
+        return _with_body(response, body)
+
+
+def _check_size(response: httpx.Response, size: int) -> None:
+    """Raise httpx.DecodingError if the response is larger than `LARGEST` or compressed."""
+    if size > LARGEST:
+        raise httpx.DecodingError(f"the response is larger than {LARGEST // 2**20} MiB", request=response.request)
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise httpx.DecodingError("the response is compressed", request=response.request)
+
+
+def _with_body(response: httpx.Response, body: bytes | bytearray) -> httpx.Response:
+    return httpx.Response(
+        response.status_code, headers=response.headers, content=bytes(body), request=response.request
+    )
 
 
 def retry_after(response: httpx.Response) -> float | None:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rag_train.errors import UserError
+from rag_train.errors import UserError, masked
 from rag_train.eval.matrix.answers import Answers
 from rag_train.eval.matrix.cell import Cell, CellName
 from rag_train.eval.matrix.store import check_cell, write_cell, write_matrix
@@ -124,31 +124,33 @@ def _for_model(config: KitConfig, place: str) -> KitConfig:
     if (Path(place) / "adapter_config.json").is_file():
         check_adapter(place)
         base = json.loads((Path(place) / "adapter_config.json").read_text()).get("base_model_name_or_path")
+        if config.adapter:
+            raise UserError(f"--model {place}: an adapter, and so is --adapter {config.adapter}; give one of them")
         if not base:
             raise UserError(f"adapter {place}: names no base model; give --model MODEL --adapter {place}")
-        config = replace(config, model=base, adapters=[*config.adapters, place])
+        config = replace(config, model=base, adapter=place)
     else:
         config = replace(config, model=place)
     for adapter in config.adapters:
-        check_vocabulary(adapter.rpartition("=")[2], config.model)
+        check_vocabulary(adapter, config.model)
     return config
 
 
 def _settings(config: KitConfig) -> dict[str, Any]:
     """Return the settings that the answers depend on; models by a hash of their weights, not by their paths."""
-    adapters = [adapter.rpartition("=") for adapter in config.adapters]
     return {
         "model": _weights(config.model),
-        "adapters": [f"{role}={_weights(place)}" for role, _, place in adapters],
-        "reranker": config.reranker and _weights(config.reranker),
-        "engine": [config.engine.kind, config.engine.dtype, config.engine.max_context],
+        "adapter": config.adapter and _weights(config.adapter),
+        "roles": {role: [_weights(m.place), m.engine.identity] for role, m in sorted(config.roles.items())},
+        "reranker": config.reranker and masked(_weights(config.reranker)),
+        "engine": config.engine.identity,
         "passages": config.passages,
         "instructions": config.instructions,
     }
 
 
 def _corpora(retrievers: Mapping[str, Retriever]) -> dict[str, list[str]]:
-    return {kind: [index.name, getattr(index, "corpus_sha256", "")] for kind, index in retrievers.items()}
+    return {kind: [masked(index.name), getattr(index, "corpus_sha256", "")] for kind, index in retrievers.items()}
 
 
 def _weights(place: str) -> str:

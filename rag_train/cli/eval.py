@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from rag_train.cli.options import (
-    Adapters,
+    Adapter,
     Engine,
     Instructions,
     Json,
@@ -20,6 +20,7 @@ from rag_train.cli.options import (
     OptionalIndexes,
     Passages,
     Reranker,
+    Roles,
     Urls,
     engine_config,
     kit_config,
@@ -80,7 +81,8 @@ def evaluate(
         typer.Option(help="Name of a strategy, optionally with settings: dualrag,outline=flat; may be repeated."),
     ] = None,
     columns: Columns = None,
-    adapter: Adapters = None,
+    adapter: Adapter = None,
+    role: Roles = None,
     reranker: Reranker = None,
     sample: Sample = None,
     seed: Seed = 0,
@@ -118,7 +120,7 @@ def evaluate(
         raise UserError("give either --index, or --retriever to compare named retrievers")
     places = [named("--model", text) for text in model or []]
     models = _by_name("--model", [(name or Path(place).name, place) for name, place in places])
-    config = kit_config("", index or [], adapter, reranker, engine, url, passages, instructions)
+    config = kit_config("", index or [], adapter, role, reranker, engine, url, passages, instructions)
     mapping = parse_columns(columns) if columns else None
     opened = [open_questions(spec, mapping) for spec in questions]
     datasets = _by_name("--questions", [(name, at_most(asked, sample, seed)) for name, asked in opened])
@@ -321,7 +323,7 @@ def reproduce(
         if not (model and questions and index):
             raise UserError("give either --miniworld, or --model base=..., --questions DATASET=FILE and --index")
         models, files = named_places("--model", model), named_places("--questions", questions)
-        config = kit_config(next(iter(models.values())), index, None, reranker, engine, url, passages, True)
+        config = kit_config(next(iter(models.values())), index, None, None, reranker, engine, url, passages, True)
         paths = {dataset: Path(file) for dataset, file in files.items()}
         folder = work / "reproduce"
         sources = [CheckpointSource(models, paths, config, open_retrievers(index), sample, seed, folder)]

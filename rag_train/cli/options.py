@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,12 +30,15 @@ _INDEX = typer.Option(
 )
 Indexes = Annotated[list[str], _INDEX]
 OptionalIndexes = Annotated[list[str] | None, _INDEX]
-Adapters = Annotated[
+Adapter = Annotated[str | None, typer.Option(metavar="DIR", help="LoRA adapter of the model.")]
+Roles = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="[ROLE=]DIR",
-        help="LoRA adapter for one role (revelator, planner, classifier) or, without ROLE, for all other roles. "
-        "Repeatable.",
+        "--role",
+        metavar="ROLE=PLACE[,KEY=VALUE...]",
+        help="Model for one role (revelator, planner, classifier): an adapter of the model, a checkpoint, a hub "
+        "name, or a server's model, with settings of its engine: planner=gpt-4o,kind=chat,urls=https://api.openai.com,"
+        "key=OPENAI_API_KEY. Repeatable.",
     ),
 ]
 Reranker = Annotated[
@@ -43,9 +47,17 @@ Reranker = Annotated[
         help="Cross-encoder for strategies that rerank: directory, hub name, or address of a vLLM server."
     ),
 ]
-Engine = Annotated[str, typer.Option(help="vllm, transformers, or openai with --url.")]
+Engine = Annotated[
+    str,
+    typer.Option(
+        metavar="KIND[,KEY=VALUE...]",
+        help="vllm, transformers, openai (a server's completions) or chat (chat completions of closed models), "
+        "with settings as in recipes, such as vllm,tensor_parallel=2 or chat,key=OPENAI_API_KEY.",
+    ),
+]
 Urls = Annotated[
-    list[str] | None, typer.Option(help="Address of a server that speaks OpenAI's protocol. Repeat for replicas.")
+    list[str] | None,
+    typer.Option(help="Address of a server, for the engines openai and chat. Repeat for replicas."),
 ]
 Passages = Annotated[int, typer.Option(help="Number of passages per retrieval.", min=1)]
 Instructions = Annotated[
@@ -66,39 +78,47 @@ def report(as_json: bool, summary: Any, line: str) -> None:
 
 
 def engine_config(engine: str, url: list[str] | None) -> EngineConfig:
-    """Return the engine configuration of the options.
+    """Return the engine configuration of the options, ``KIND[,KEY=VALUE...]`` and addresses.
 
-    Raises UserError if the engine is unknown, or if --url and --engine openai are not given together.
+    Raises UserError if the engine or a setting is unknown, or if they do not fit together.
     """
-    from rag_train.llm.engines import EngineConfig
+    from rag_train.llm.engines import EngineConfig, parse_settings
 
-    kinds = ("vllm", "transformers", "openai")
-    if engine not in kinds:
-        raise UserError(f"--engine {engine}: unknown engine; choose one of {', '.join(kinds)}")
-    if bool(url) != (engine == "openai"):
-        raise UserError("--url and --engine openai belong together; give both or neither")
-    return EngineConfig(kind=engine, urls=url or [])  # pyright: ignore[reportArgumentType]
+    kind, *pairs = engine.split(",")
+    config = EngineConfig(**parse_settings(f"--engine {engine}", [f"kind={kind}", *pairs]))
+    if bool(config.urls or url) != (config.kind in ("openai", "chat")):
+        raise UserError("--url belongs to --engine openai and --engine chat; give both or neither")
+    return replace(config, urls=config.urls + (url or []))
 
 
 def kit_config(
     model: str,
     index: list[str],
-    adapter: list[str] | None,
+    adapter: str | None,
+    role: list[str] | None,
     reranker: str | None,
     engine: str,
     url: list[str] | None,
     passages: int,
     instructions: bool,
 ) -> KitConfig:
-    """Return the configuration of a strategy kit from the options. Raises UserError as `engine_config` does."""
-    from rag_train.strategies.kit import KitConfig
+    """Return the configuration of a strategy kit from the options.
 
+    Raises UserError as `engine_config` and `parse_role` do, and if a role is given twice.
+    """
+    from rag_train.strategies.kit import KitConfig, parse_role
+
+    main = engine_config(engine, url)
+    roles = [parse_role(text, main) for text in role or []]
+    if len(names := dict(roles)) < len(roles):
+        raise UserError(f"--role: {', '.join(names)}, one of them twice; give each role once")
     return KitConfig(
         model=model,
         indexes=index,
-        adapters=adapter or [],
+        adapter=adapter,
+        roles=names,
         reranker=reranker,
-        engine=engine_config(engine, url),
+        engine=main,
         passages=passages,
         instructions=instructions,
     )

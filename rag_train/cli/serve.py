@@ -9,13 +9,14 @@ from typing import Annotated
 import typer
 
 from rag_train.cli.options import (
-    Adapters,
+    Adapter,
     Engine,
     Indexes,
     Instructions,
     Model,
     Passages,
     Reranker,
+    Roles,
     Urls,
     kit_config,
 )
@@ -70,7 +71,8 @@ def serve_strategy(
     name: Annotated[str, typer.Argument(help="Strategy with settings, such as dualrag,outline=flat.")],
     model: Model,
     index: Indexes,
-    adapter: Adapters = None,
+    adapter: Adapter = None,
+    role: Roles = None,
     reranker: Reranker = None,
     engine: Engine = "vllm",
     url: Urls = None,
@@ -87,7 +89,7 @@ def serve_strategy(
     from rag_train.strategies.registry import parse_strategy
 
     parse_strategy(name)
-    config = kit_config(model, index, adapter, reranker, engine, url, passages, instructions)
+    config = kit_config(model, index, adapter, role, reranker, engine, url, passages, instructions)
     retrievers = open_retrievers(index)
     with listen(host, port) as sock:
         console.print(f"{name} with {model} and {next(iter(retrievers.values())).name}: {address(sock)}/")

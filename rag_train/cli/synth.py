@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -38,6 +39,13 @@ RayOption = Annotated[
     int | None,
     typer.Option("--ray", metavar="N", help="Do N parts on a Ray cluster with a shared file system.", min=1),
 ]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Do one item in a hundred, keep nothing but engine.cache, and estimate the calls and tokens for all.",
+    ),
+]
 PushOption = Annotated[
     str | None,
     typer.Option("--push-to-hub", metavar="REPO", help="Upload data and card to this dataset repository."),
@@ -50,6 +58,7 @@ def deeprag(
     overrides: Overrides = None,
     shard: ShardOption = None,
     ray: RayOption = None,
+    dry_run: DryRun = False,
     push_to_hub: PushOption = None,
     as_json: Json = False,
 ) -> None:
@@ -61,7 +70,7 @@ def deeprag(
     from rag_train.data_synth.deeprag.run import synthesize
 
     remedy = "set search.guided=true, or fine-tune the model on cold-start examples first (stage=cold_start)"
-    _synthesize(DeepRAGRecipe, synthesize, recipe, overrides, shard, ray, push_to_hub, as_json, remedy)
+    _synthesize(DeepRAGRecipe, synthesize, recipe, overrides, shard, ray, dry_run, push_to_hub, as_json, remedy)
 
 
 @synthesis.command()
@@ -70,6 +79,7 @@ def dualrag(
     overrides: Overrides = None,
     shard: ShardOption = None,
     ray: RayOption = None,
+    dry_run: DryRun = False,
     push_to_hub: PushOption = None,
     as_json: Json = False,
 ) -> None:
@@ -77,7 +87,7 @@ def dualrag(
 
     Start from recipes/gold.yaml or recipes/dualrag_teacher.yaml.
     """
-    _synthesize_modules("dualrag", recipe, overrides, shard, ray, push_to_hub, as_json)
+    _synthesize_modules("dualrag", recipe, overrides, shard, ray, dry_run, push_to_hub, as_json)
 
 
 @synthesis.command()
@@ -86,6 +96,7 @@ def hanrag(
     overrides: Overrides = None,
     shard: ShardOption = None,
     ray: RayOption = None,
+    dry_run: DryRun = False,
     push_to_hub: PushOption = None,
     as_json: Json = False,
 ) -> None:
@@ -93,7 +104,7 @@ def hanrag(
 
     Start from recipes/gold.yaml or recipes/hanrag_teacher.yaml.
     """
-    _synthesize_modules("hanrag", recipe, overrides, shard, ray, push_to_hub, as_json)
+    _synthesize_modules("hanrag", recipe, overrides, shard, ray, dry_run, push_to_hub, as_json)
 
 
 @synthesis.command()
@@ -102,6 +113,7 @@ def levelrag(
     overrides: Overrides = None,
     shard: ShardOption = None,
     ray: RayOption = None,
+    dry_run: DryRun = False,
     push_to_hub: PushOption = None,
     as_json: Json = False,
 ) -> None:
@@ -109,7 +121,7 @@ def levelrag(
 
     Start from recipes/gold.yaml.
     """
-    _synthesize_modules("levelrag", recipe, overrides, shard, ray, push_to_hub, as_json)
+    _synthesize_modules("levelrag", recipe, overrides, shard, ray, dry_run, push_to_hub, as_json)
 
 
 @synthesis.command()
@@ -118,6 +130,7 @@ def planrag(
     overrides: Overrides = None,
     shard: ShardOption = None,
     ray: RayOption = None,
+    dry_run: DryRun = False,
     push_to_hub: PushOption = None,
     as_json: Json = False,
 ) -> None:
@@ -125,7 +138,7 @@ def planrag(
 
     Start from recipes/gold.yaml or recipes/planrag_teacher.yaml.
     """
-    _synthesize_modules("planrag", recipe, overrides, shard, ray, push_to_hub, as_json)
+    _synthesize_modules("planrag", recipe, overrides, shard, ray, dry_run, push_to_hub, as_json)
 
 
 @synthesis.command()
@@ -134,6 +147,7 @@ def compound(
     overrides: Overrides = None,
     shard: ShardOption = None,
     ray: RayOption = None,
+    dry_run: DryRun = False,
     push_to_hub: PushOption = None,
     as_json: Json = False,
 ) -> None:
@@ -143,7 +157,7 @@ def compound(
     """
     from rag_train.data_synth.compound import CompoundRecipe, synthesize_compound
 
-    _synthesize(CompoundRecipe, synthesize_compound, recipe, overrides, shard, ray, push_to_hub, as_json)
+    _synthesize(CompoundRecipe, synthesize_compound, recipe, overrides, shard, ray, dry_run, push_to_hub, as_json)
 
 
 @synthesis.command("adaptive-rag")
@@ -152,6 +166,7 @@ def adaptive_rag(
     overrides: Overrides = None,
     shard: ShardOption = None,
     ray: RayOption = None,
+    dry_run: DryRun = False,
     push_to_hub: PushOption = None,
     as_json: Json = False,
 ) -> None:
@@ -159,7 +174,7 @@ def adaptive_rag(
 
     Start from recipes/adaptive_rag_synth.yaml.
     """
-    _synthesize_classifier("adaptive-rag", recipe, overrides, shard, ray, push_to_hub, as_json)
+    _synthesize_classifier("adaptive-rag", recipe, overrides, shard, ray, dry_run, push_to_hub, as_json)
 
 
 @synthesis.command()
@@ -168,6 +183,7 @@ def uar(
     overrides: Overrides = None,
     shard: ShardOption = None,
     ray: RayOption = None,
+    dry_run: DryRun = False,
     push_to_hub: PushOption = None,
     as_json: Json = False,
 ) -> None:
@@ -175,7 +191,7 @@ def uar(
 
     Start from recipes/uar_synth.yaml.
     """
-    _synthesize_classifier("uar", recipe, overrides, shard, ray, push_to_hub, as_json)
+    _synthesize_classifier("uar", recipe, overrides, shard, ray, dry_run, push_to_hub, as_json)
 
 
 def _synthesize_modules(method: str, *arguments: Any) -> None:
@@ -199,6 +215,7 @@ def _synthesize(
     overrides: list[str] | None,
     shard: str | None,
     ray: int | None,
+    dry_run: bool,
     repo: str | None,
     as_json: bool,
     remedy: str = "check the questions, the index and the model",
@@ -211,7 +228,13 @@ def _synthesize(
     from rag_train.recipe import load_recipe
     from rag_train.resumable import WHOLE, Shard, summary_line
 
-    work = partial(synthesize, load_recipe(recipe_type, recipe, overrides or []))
+    loaded = load_recipe(recipe_type, recipe, overrides or [])
+    if dry_run:
+        if shard or ray or repo:
+            raise UserError("--dry-run writes nothing; give it without --shard, --ray and --push-to-hub")
+        _estimate(synthesize, loaded, as_json)
+        return
+    work = partial(synthesize, loaded)
     if shard and ray:
         raise UserError("--shard and --ray exclude each other: --ray itself assigns the parts; give one of the two")
     if repo:
@@ -229,6 +252,27 @@ def _synthesize(
         lines.append(f"card: {write_card(Path(summary.output))}")
         lines += [f"pushed: {push(Path(summary.output), repo)}"] if repo else []
     report(as_json, asdict(summary), "\n".join(lines))
+
+
+def _estimate(synthesize: Callable[[Any, Shard], Coroutine[Any, Any, Summary]], recipe: Any, as_json: bool) -> None:
+    """Do one item in a hundred, and print what all would take."""
+    from rag_train.resumable import Shard
+
+    with tempfile.TemporaryDirectory() as folder:
+        sample = replace(recipe, output=str(Path(folder) / "sample.jsonl"))
+        done = asyncio.run(synthesize(sample, Shard(1, 100)))
+    factor = done.items / max(1, done.items_done)
+    names = ("engine_calls", "prompt_tokens", "completion_tokens")
+    calls, read, written = (round(done.counts.get(name, 0) * factor) for name in names)
+    estimate = {"items": done.items, "items_done": done.items_done, "engine_calls": calls}
+    estimate |= {"prompt_tokens": read, "completion_tokens": written}
+    line = f"dry run of {done.items_done:,} items: all {done.items:,} will take about {calls:,} calls, "
+    line += f"{read:,} tokens read and {written:,} written"
+    engine = getattr(recipe, "engine", None)
+    if engine and engine.input_price + engine.output_price:
+        estimate["dollars"] = (read * engine.input_price + written * engine.output_price) / 1e6
+        line += f", ${estimate['dollars']:,.2f}"
+    report(as_json, estimate, line)
 
 
 @records.command("check")

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from rag_train.errors import ServiceError
+from rag_train.errors import ServiceError, masked
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,11 @@ class Sampling:
 class EngineError(ServiceError):
     """A single call failed: the engine or server reported an error or did not answer in time.
 
-    Other calls may still succeed.
+    Other calls may still succeed. Passwords in addresses are masked.
     """
+
+    def __str__(self) -> str:
+        return masked(super().__str__())
 
 
 @dataclass(frozen=True)

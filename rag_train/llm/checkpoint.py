@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from huggingface_hub import HfApi, try_to_load_from_cache
@@ -140,8 +140,26 @@ def _vocabulary_sizes(adapter: str) -> Iterator[int]:
                         yield shape[0]
 
 
-def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
+def beginning(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]:
+    """Return the token that ``tokenizer`` puts before every text, unless ``ids`` already begin with it.
+
+    Chat templates write this token themselves; prompts without a template do not have it.
+    """
+    first = tokenizer("")["input_ids"][:1]
+    return first if first == [tokenizer.bos_token_id] != list(ids[:1]) else []
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+    """Return the token ids of a prompt, with the beginning-of-text token if the tokenizer has one."""
+    ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    return [*beginning(tokenizer, ids), *ids]
+
+
+def load_tokenizer(model: str, thinking: bool | None = None) -> PreTrainedTokenizerBase:
     """Load the tokenizer of ``model`` exactly as its tokenizer.json describes it.
+
+    ``thinking`` sets the variable with which chat templates, such as Qwen3's, switch thinking on or off; None
+    leaves the template's own default.
 
     AutoTokenizer is not used: for several architectures, including Qwen2, transformers 5 rebuilds the tokenizer
     from the vocabulary and ignores the pre-tokenizer in the file.
@@ -149,6 +167,10 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     Raises UserError if the tokenizer cannot be read.
     """
     try:
-        return PreTrainedTokenizerFast.from_pretrained(model)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
     except Exception as error:  # the tokenizers library raises bare Exception on bad files
         raise UserError(f"model {model}: cannot read its tokenizer ({type(error).__name__}: {error})") from error
+    if thinking is not None and isinstance(tokenizer.chat_template, str):
+        switch = f"{{%- set enable_thinking = {str(thinking).lower()} -%}}"
+        tokenizer.chat_template = switch + tokenizer.chat_template
+    return tokenizer

@@ -2,36 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from pydantic import Field
+import yaml
+from pydantic import Field, TypeAdapter, ValidationError
 
-from rag_train.llm.base import LLM
+from rag_train.errors import UserError
+from rag_train.llm.base import LLM, EngineError
 from rag_train.llm.timeout import Timed
+from rag_train.recipe import type_name
+
+Count = Annotated[int, Field(gt=0)]
+Dollars = Annotated[float, Field(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """The engine that serves the model, and its settings."""
+    """The engine that serves the model, and its settings, with the engines that have them."""
 
-    kind: Literal["vllm", "transformers", "openai"] = "vllm"
+    kind: Literal["vllm", "transformers", "openai", "chat"] = "vllm"
     """vllm: in-process vLLM, with continuous batching and prefix caching; transformers: for models that vLLM cannot
-    load; openai: servers with an OpenAI-compatible API, such as `vllm serve`."""
+    load; openai: servers with OpenAI's completions, such as `vllm serve`; chat: servers with chat completions only,
+    such as those of closed models."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of the weights; auto: the format in which they were saved (vllm, transformers)."""
-    max_context: int | None = None
+    max_context: Count | None = None
     """Maximum length of prompt and continuation in tokens; null: the model's own limit (vllm)."""
-    max_lora_rank: Annotated[int, Field(gt=0)] | None = None
+    max_lora_rank: Count | None = None
     """Maximum rank of the LoRA adapters that calls may select; null: no adapters (vllm)."""
+    tensor_parallel: Count = 1
+    """Number of GPUs that share the weights (vllm)."""
+    gpu_memory: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the GPU's memory that the engine may use; null: an equal part of 0.9 for each of several engines, or
+    vLLM's default for one (vllm)."""
+    max_sequences: Count = 256
+    """Maximum number of calls in flight, on each server if there are several (vllm, openai, chat)."""
     urls: list[str] = field(default_factory=list)
-    """Addresses of the servers, which all serve the same model under the name given as model (openai)."""
+    """Addresses of the servers, which all serve the same model under the name given as model (openai, chat)."""
+    key: str | None = None
+    """Name of the environment variable with the servers' API key, such as OPENAI_API_KEY; null: none is sent
+    (openai, chat)."""
     tokenizer: str | None = None
-    """Directory or hub name of the model's tokenizer; null: the model's own (openai)."""
+    """Directory or hub name of the model's tokenizer; null: the model's own (vllm, transformers, openai)."""
+    thinking: bool | None = None
+    """Whether a thinking model thinks before it answers; null: as its chat template says. true only with chat: the
+    other engines begin the model's answer for it (vllm, transformers, openai, chat)."""
     timeout: Annotated[float, Field(gt=0)] = 600.0
-    """Time limit of a call in seconds. A call that takes longer fails."""
+    """Time limit of a call in seconds. A call that takes longer fails (vllm, transformers, openai, chat)."""
+    requests_per_minute: Count | None = None
+    """Maximum number of calls a minute; null: no limit (openai, chat)."""
+    tokens_per_minute: Count | None = None
+    """Maximum number of tokens a minute, of prompts and answers; null: no limit (openai, chat)."""
+    input_price: Dollars = 0.0
+    """Dollars for a million tokens of prompts; with prices, the cost is printed at the end (chat)."""
+    output_price: Dollars = 0.0
+    """Dollars for a million tokens of answers (chat)."""
+    cache: Path | None = None
+    """File that keeps all answers, so that no call is made twice; null: none (vllm, transformers, openai, chat)."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for a setting that the engine does not have."""
+        for name, kinds in _ONLY.items():
+            default = [] if name == "urls" else type(self).__dataclass_fields__[name].default
+            if self.kind not in kinds and getattr(self, name) != default:
+                raise UserError(
+                    f"engine.{name}: only for the engine {' or '.join(kinds)}, not {self.kind}; remove it"
+                )
+        if self.thinking and self.kind != "chat":
+            raise UserError(f"engine.thinking: true only with the engine chat, not {self.kind}; remove it")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The settings that answers depend on."""
+        names = ("kind", "dtype", "max_context", "tokenizer", "thinking")
+        return {name: getattr(self, name) for name in names}
+
+
+_ONLY = {
+    "dtype": ("vllm", "transformers"),
+    "max_context": ("vllm",),
+    "max_lora_rank": ("vllm",),
+    "tensor_parallel": ("vllm",),
+    "gpu_memory": ("vllm",),
+    "max_sequences": ("vllm", "openai", "chat"),
+    "urls": ("openai", "chat"),
+    "key": ("openai", "chat"),
+    "tokenizer": ("vllm", "transformers", "openai"),
+    "requests_per_minute": ("openai", "chat"),
+    "tokens_per_minute": ("openai", "chat"),
+    "input_price": ("chat",),
+    "output_price": ("chat",),
+}
+"""The engines that have a setting, for those that not all have."""
+
+
+def parse_settings(option: str, pairs: Iterable[str]) -> dict[str, Any]:
+    """Return the settings of an engine given as ``KEY=VALUE``; ``urls`` may be repeated.
+
+    Raises UserError if a key is unknown or a value has the wrong type; the message begins with ``option``.
+    """
+    hints = get_type_hints(EngineConfig, include_extras=True)
+    given: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or key not in hints:
+            raise UserError(f"{option}: no setting {key!r}; an engine has {', '.join(hints)}")
+        several = get_origin(hints[key]) is list
+        hint = get_args(hints[key])[0] if several else hints[key]
+        try:
+            value = TypeAdapter(hint).validate_python(yaml.safe_load(text))
+        except (ValidationError, yaml.YAMLError):
+            raise UserError(
+                f"{option}: {key}={text} is not {type_name(get_type_hints(EngineConfig)[key])}"
+            ) from None
+        given[key] = [*given.get(key, []), value] if several else value
+    return given
 
 
 @asynccontextmanager
@@ -40,24 +129,53 @@ async def open_engine(model: str, config: EngineConfig) -> AsyncIterator[LLM]:
 
     Raises UserError if the checkpoint is invalid, or if a server does not answer or does not serve ``model``.
     """
-    engine: LLM
-    if config.kind == "vllm":
-        from rag_train.llm.vllm import VLLMEngine
-
-        engine = VLLMEngine.start(
-            model, max_context=config.max_context, dtype=config.dtype, max_lora_rank=config.max_lora_rank
-        )
-        engine = Timed(engine, config.timeout)
-    elif config.kind == "transformers":
-        from rag_train.llm.transformers import TransformersEngine
-
-        engine = Timed(TransformersEngine.start(model, dtype=config.dtype), config.timeout)
-    else:
-        from rag_train.llm.openai import OpenAIEngine
-
-        # Without Timed: this engine limits each attempt, and may wait between attempts until a server is back.
-        engine = OpenAIEngine.start(config.urls, model, tokenizer=config.tokenizer, timeout=config.timeout)
+    engine = await _start(model, config)
     try:
+        if config.cache:
+            from rag_train.llm.cache import CachedEngine
+
+            identity = [model, config.identity | {"urls": sorted(config.urls)}]
+            engine = CachedEngine(engine, config.cache, identity)
         yield engine
     finally:
         await engine.aclose()
+
+
+async def _start(model: str, config: EngineConfig) -> LLM:
+    if config.kind == "vllm":
+        from rag_train.llm.vllm import VLLMEngine
+
+        names = ("max_context", "dtype", "max_lora_rank", "tensor_parallel", "gpu_memory", "max_sequences")
+        options = {name: getattr(config, name) for name in (*names, "tokenizer", "thinking")}
+        return Timed(VLLMEngine.start(model, **options), config.timeout)
+    if config.kind == "transformers":
+        from rag_train.llm.transformers import TransformersEngine
+
+        options = {"dtype": config.dtype, "tokenizer": config.tokenizer, "thinking": config.thinking}
+        return Timed(TransformersEngine.start(model, **options), config.timeout)
+    return await _connect(model, config)
+
+
+async def _connect(model: str, config: EngineConfig) -> LLM:
+    """Open an engine over servers. It limits each attempt itself, and may wait between attempts for a server."""
+    from rag_train.llm.chat import ChatEngine
+    from rag_train.llm.openai import OpenAIEngine
+    from rag_train.llm.replicas import Replicas
+
+    names = ("key", "timeout", "requests_per_minute", "tokens_per_minute")
+    options: dict[str, Any] = {name: getattr(config, name) for name in names}
+    options["max_in_flight"] = config.max_sequences
+    if config.kind == "openai":
+        tokenizer, thinking = config.tokenizer, config.thinking
+        engine = OpenAIEngine.start(config.urls, model, tokenizer=tokenizer, thinking=thinking, **options)
+    else:
+        prices = (config.input_price, config.output_price)
+        engine = ChatEngine(Replicas(config.urls, **options), model, thinking=config.thinking, prices=prices)
+    try:
+        await engine.probe()
+    except BaseException as error:
+        await engine.aclose()
+        if isinstance(error, EngineError | ValueError):
+            raise UserError(f"engine.urls: {error}; start the server, or correct the address") from error
+        raise
+    return engine

@@ -16,6 +16,9 @@ call_depth: ContextVar[int] = ContextVar("call_depth", default=0)
 """Number of sequential engine calls that led to the current point of the question. Code that waits for several
 coroutines continues with the highest of their depths (`rag_train.strategies.base.together`)."""
 
+conversation: ContextVar[CallLog | None] = ContextVar("conversation", default=None)
+"""The log that the current engine call is made through, so that servers can keep a question's calls together."""
+
 
 @dataclass
 class Kept:
@@ -60,6 +63,7 @@ class CallLog:
         if task is None and self._allow:
             self._allow()
         call_depth.set(max(call_depth.get(), order))
+        conversation.set(self)
         if task is None:
             task = asyncio.create_task(self._complete(module, prompt, sampling, order))
             self._made[prompt, sampling] = task, order

@@ -20,7 +20,7 @@ from transformers import (
 
 from rag_train.errors import PromptTooLong, UserError
 from rag_train.llm.base import Completion, EngineError, Sampling, TokenLogprob, Usage
-from rag_train.llm.checkpoint import check_adapter, check_checkpoint, load_tokenizer
+from rag_train.llm.checkpoint import beginning, check_adapter, check_checkpoint, encode, load_tokenizer
 from rag_train.llm.log import starting
 
 
@@ -60,8 +60,18 @@ class TransformersEngine:
         self._worker: asyncio.Task[None] | None = None
 
     @classmethod
-    def start(cls, model: str, *, dtype: str = "auto", max_batch: int = 64) -> TransformersEngine:
+    def start(
+        cls,
+        model: str,
+        *,
+        dtype: str = "auto",
+        max_batch: int = 64,
+        tokenizer: str | None = None,
+        thinking: bool | None = None,
+    ) -> TransformersEngine:
         """Load ``model`` (a local directory or a hub name), with the library's output in the log file.
+
+        ``tokenizer`` is a directory or hub name, None for the model's own; for ``thinking`` see `load_tokenizer`.
 
         Raises UserError if the directory is not a valid checkpoint or the model cannot be loaded.
         """
@@ -71,12 +81,12 @@ class TransformersEngine:
             encoder_decoder = AutoConfig.from_pretrained(model).is_encoder_decoder
             loader = AutoModelForSeq2SeqLM if encoder_decoder else AutoModelForCausalLM
             loaded = loader.from_pretrained(model, dtype=dtype, device_map=device)
-        return cls(loaded, load_tokenizer(model), Path(model).name, max_batch)
+        return cls(loaded, load_tokenizer(tokenizer or model, thinking), Path(model).name, max_batch)
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
         """Continue ``prompt``; see `LLM.complete`. Raises UserError if the adapter does not fit the model."""
         config = self.model.config
-        ids = self.tokenizer(prompt, add_special_tokens=config.is_encoder_decoder)["input_ids"]
+        ids = self.tokenizer(prompt)["input_ids"] if config.is_encoder_decoder else encode(self.tokenizer, prompt)
         needed = max(len(ids), sampling.max_tokens) if config.is_encoder_decoder else len(ids) + sampling.max_tokens
         if needed > self._context:
             raise ValueError(
@@ -125,7 +135,9 @@ class TransformersEngine:
 
     def _inspect(self, prompt: str, text: str) -> Inspection:
         encoded = self.tokenizer(prompt + text, add_special_tokens=False, return_offsets_mapping=True)
-        ids, spans = encoded["input_ids"], encoded["offset_mapping"]
+        first = beginning(self.tokenizer, encoded["input_ids"])
+        ids = [*first, *encoded["input_ids"]]
+        spans = [(0, 0)] * len(first) + encoded["offset_mapping"]
         start = next((i for i, (_, end) in enumerate(spans) if end > len(prompt)), len(ids))
         if start == 0:
             raise ValueError("the prompt is empty: the text's first token has no context to be predicted from")

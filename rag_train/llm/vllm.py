@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from rag_train.errors import UserError
 from rag_train.llm.base import Completion, EngineError, Sampling, TokenLogprob, Usage
-from rag_train.llm.checkpoint import check_adapter, check_checkpoint, load_tokenizer
+from rag_train.llm.checkpoint import check_adapter, check_checkpoint, encode, load_tokenizer
 from rag_train.llm.log import log_file, starting
+from rag_train.llm.processes import tie
 from rag_train.progress import console
 
 if TYPE_CHECKING:
@@ -62,10 +63,16 @@ class VLLMEngine:
         seed: int = 0,
         kv_cache_bytes: int | None = None,
         max_lora_rank: int | None = None,
+        tensor_parallel: int = 1,
+        gpu_memory: float | None = None,
+        max_sequences: int = 256,
+        tokenizer: str | None = None,
+        thinking: bool | None = None,
     ) -> VLLMEngine:
         """Load ``model`` and start its engine. Call this method inside a running event loop.
 
-        What vLLM and its processes print goes to the log file (`rag_train.llm.log`).
+        What vLLM and its processes print goes to the log file (`rag_train.llm.log`). They die with the thread
+        that calls this method (`rag_train.llm.processes`).
 
         Args:
             model: local directory or hub name.
@@ -74,12 +81,18 @@ class VLLMEngine:
             seed: seed of calls without one.
             kv_cache_bytes: size of the key-value cache; None for all free memory on a GPU and 1 GiB on a CPU.
             max_lora_rank: maximum rank of the adapters that calls may select; None if no call selects an adapter.
+            tensor_parallel: number of GPUs that share the weights.
+            gpu_memory: share of the GPU's memory that the engine may use; None for vLLM's default.
+            max_sequences: maximum number of calls that are computed at the same time.
+            tokenizer: directory or hub name of the tokenizer; None for the model's own.
+            thinking: see `load_tokenizer`.
 
         Raises:
             UserError: if ``model`` is not a valid checkpoint, vLLM is not installed or does not start, or
-                ``max_lora_rank`` is not supported.
+                ``max_lora_rank`` or the number of GPUs is not supported.
         """
         check_checkpoint(model)
+        own_tokenizer = load_tokenizer(tokenizer or model, thinking)
         if max_lora_rank is not None and max_lora_rank > LORA_RANKS[-1]:
             raise UserError(
                 f"max_lora_rank={max_lora_rank}: not supported by vLLM; use a rank of at most {LORA_RANKS[-1]}"
@@ -87,6 +100,7 @@ class VLLMEngine:
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         with starting("vLLM", model):
             try:
+                import torch
                 from vllm.engine.arg_utils import AsyncEngineArgs
                 from vllm.platforms import current_platform
                 from vllm.v1.engine.async_llm import AsyncLLM
@@ -99,6 +113,12 @@ class VLLMEngine:
                 if type(handler) is logging.StreamHandler:  # vLLM's own handler, not one that pytest has added
                     handler.setStream(log_file())
             on_cpu = current_platform.is_cpu()
+            if not on_cpu and tensor_parallel > (gpus := torch.cuda.device_count()):
+                raise UserError(
+                    f"engine.tensor_parallel={tensor_parallel}: this machine has {gpus} "
+                    "GPUs; give at most that number"
+                )
+            tie()
             engine = AsyncLLM.from_engine_args(
                 AsyncEngineArgs(
                     model=model,
@@ -107,18 +127,24 @@ class VLLMEngine:
                     seed=seed,
                     kv_cache_memory_bytes=kv_cache_bytes or (2**30 if on_cpu else None),
                     enable_prefix_caching=True,
+                    # On CPUs, a seeded sample whose prompt is read in parts would end the engine: PyTorch's
+                    # generators on CPUs have no offset, which vLLM 0.32 sets back after each part.
+                    enable_chunked_prefill=False if on_cpu else None,
                     block_size=32 if on_cpu else None,  # vLLM's default on CPUs, 128, would share few prefixes
                     enforce_eager=on_cpu,
                     enable_lora=max_lora_rank is not None,
                     max_loras=MAX_LORAS,
                     max_lora_rank=next(rank for rank in LORA_RANKS if rank >= (max_lora_rank or 1)),
-                    max_num_seqs=256,
+                    max_num_seqs=max_sequences,
+                    tensor_parallel_size=tensor_parallel,
+                    gpu_memory_utilization=gpu_memory or AsyncEngineArgs.gpu_memory_utilization,
+                    tokenizer=tokenizer,
                     disable_log_stats=True,
                     enable_log_requests=False,
                 )
             )
         limit = engine.model_config.max_model_len
-        return cls(engine, load_tokenizer(model), Path(model).name, limit, max_lora_rank)
+        return cls(engine, own_tokenizer, Path(model).name, limit, max_lora_rank)
 
     async def reset(self) -> None:
         """Clear the prefix cache. No call may be in flight."""
@@ -126,7 +152,7 @@ class VLLMEngine:
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
         """Continue ``prompt``; see `LLM.complete`. Raises UserError if the engine cannot serve the adapter."""
-        ids = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        ids = encode(self.tokenizer, prompt)
         if len(ids) + sampling.max_tokens > self._max_context:
             raise ValueError(
                 f"prompt of {len(ids)} tokens and {sampling.max_tokens} to write exceed "

@@ -1,9 +1,9 @@
-"""Opening a kit for strategies: an engine, its adapters by role, retrievers by kind, a reranker."""
+"""Opening a kit for strategies: an engine, models by role, retrievers by kind, a reranker."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from rag_train.errors import UserError
 from rag_train.llm.base import LLM, Completion, Sampling
 from rag_train.llm.checkpoint import check_adapter
-from rag_train.llm.engines import EngineConfig, open_engine
+from rag_train.llm.engines import EngineConfig, open_engine, parse_settings
 from rag_train.pairs import named
 from rag_train.retrieval.base import Retriever
 from rag_train.retrieval.batching import AsyncRetriever
@@ -20,6 +20,25 @@ from rag_train.retrieval.open import open_reranker, open_retriever
 from rag_train.strategies.base import Kit
 
 RETRIEVER_KINDS = ("sparse", "dense", "web")
+ROLES = ("revelator", "planner", "classifier")
+"""Roles of strategies that a model other than the main one can take."""
+
+
+@dataclass(frozen=True)
+class RoleConfig:
+    """The model of a role: a LoRA adapter of the main model, or a model with an engine of its own.
+
+    Attributes:
+        place: adapter directory, checkpoint directory, hub name, or the model's name on a server.
+        engine: settings of its engine; an adapter has none.
+    """
+
+    place: str
+    engine: EngineConfig
+
+    @property
+    def is_adapter(self) -> bool:
+        return (Path(self.place) / "adapter_config.json").is_file()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +49,8 @@ class KitConfig:
         model: checkpoint directory, hub name, or name of the model on a server.
         indexes: retrievers as ``[KIND=]PLACE``. The kind is sparse, dense or web; the place is a specification of
             `rag_train.retrieval.specification`. The first is the main retriever.
-        adapters: LoRA adapters of the model as ``[ROLE=]DIR``; without a role, for all roles that have no adapter.
+        adapter: LoRA adapter of the main model.
+        roles: further models, by role (see `ROLES`). The main model takes the roles without one.
         reranker: directory, hub name, or vLLM server of a cross-encoder.
         engine: settings of the engine.
         passages: number of passages retrieved for a query.
@@ -39,11 +59,37 @@ class KitConfig:
 
     model: str
     indexes: Sequence[str]
-    adapters: Sequence[str] = ()
+    adapter: str | None = None
+    roles: Mapping[str, RoleConfig] = field(default_factory=dict)
     reranker: str | None = None
     engine: EngineConfig = field(default_factory=EngineConfig)
     passages: int = 3
     instructions: bool = True
+
+    @property
+    def adapters(self) -> list[str]:
+        """The adapters of the main model."""
+        own = [self.adapter] if self.adapter else []
+        return [*own, *(role.place for role in self.roles.values() if role.is_adapter)]
+
+
+def parse_role(text: str, main: EngineConfig) -> tuple[str, RoleConfig]:
+    """Parse ``ROLE=PLACE[,KEY=VALUE...]`` with settings of the role's engine.
+
+    Settings that are not given are those of the main engine, if both are of the same kind, or else the defaults.
+
+    Raises UserError if the role or a setting is unknown, or the engine cannot have the settings.
+    """
+    place, *pairs = text.split(",")
+    role, place = named("--role", place)
+    if role not in ROLES:
+        raise UserError(f"--role {text}: unknown role {role!r}; the roles are {', '.join(ROLES)}")
+    given = parse_settings(f"--role {text}", pairs)
+    base = main if given.get("kind", main.kind) == main.kind else EngineConfig()
+    config = RoleConfig(place, replace(base, **given))
+    if config.is_adapter and pairs:
+        raise UserError(f"--role {text}: an adapter has no engine of its own; remove its settings")
+    return role, config
 
 
 @dataclass(frozen=True)
@@ -70,26 +116,55 @@ class Adapted:
 
 @asynccontextmanager
 async def open_kit(config: KitConfig, retrievers: dict[str, Retriever]) -> AsyncIterator[Kit]:
-    """Start the engine and close it on exit. The retrievers come from `open_retrievers`.
+    """Start the engines and close them on exit. The retrievers come from `open_retrievers`.
 
     Raises:
-        UserError: if the engine cannot be started, or if a directory is not an adapter or not a reranker.
+        UserError: if an engine cannot be started, or if a directory is not an adapter or not a reranker.
     """
-    adapters = dict(named("--adapter", adapter) for adapter in config.adapters)
-    ranks = [check_adapter(directory) for directory in adapters.values()]
     reranker = open_reranker(config.reranker) if config.reranker else None
     fronts = {kind: AsyncRetriever(retriever) for kind, retriever in retrievers.items()}
-    async with open_engine(config.model, replace(config.engine, max_lora_rank=max(ranks, default=None))) as llm:
-        models = {role: Adapted(llm, directory) for role, directory in adapters.items()}
-        yield Kit(
-            models.pop("", llm),
-            next(iter(fronts.values())),
-            config.passages,
-            config.instructions,
-            models,
-            {kind: front for kind, front in fronts.items() if kind},
-            reranker,
-        )
+    async with _open_models(config) as (llm, models):
+        others = {kind: front for kind, front in fronts.items() if kind}
+        main = next(iter(fronts.values()))
+        yield Kit(llm, main, config.passages, config.instructions, models, others, reranker)
+
+
+@asynccontextmanager
+async def _open_models(config: KitConfig) -> AsyncIterator[tuple[LLM, dict[str, LLM]]]:
+    """The main model and the models by role; a model that several roles have is started once."""
+    main = RoleConfig(config.model, config.engine)
+    if config.engine.kind == "vllm" and config.adapters:
+        ranks = [check_adapter(directory) for directory in config.adapters]
+        main = replace(main, engine=replace(main.engine, max_lora_rank=max(ranks)))
+    own = {
+        role: main if chosen == RoleConfig(config.model, config.engine) else chosen
+        for role, chosen in config.roles.items()
+        if not chosen.is_adapter
+    }
+    different = [main, *own.values()]
+    different = [each for i, each in enumerate(different) if each not in different[:i]]
+    async with AsyncExitStack() as stack:
+        opened = [
+            await stack.enter_async_context(open_engine(m.place, m.engine)) for m in _sharing_memory(different)
+        ]
+        models: dict[str, LLM] = {role: opened[different.index(chosen)] for role, chosen in own.items()}
+        for role, chosen in config.roles.items():
+            if chosen.is_adapter:
+                models[role] = Adapted(opened[0], chosen.place)
+        yield Adapted(opened[0], config.adapter) if config.adapter else opened[0], models
+
+
+def _sharing_memory(models: Sequence[RoleConfig]) -> list[RoleConfig]:
+    """Give each vLLM engine an equal share of the GPU's memory if there are several and none is set."""
+    engines = sum(model.engine.kind == "vllm" for model in models)
+    if engines < 2:
+        return list(models)
+    return [
+        replace(model, engine=replace(model.engine, gpu_memory=round(0.9 / engines, 3)))
+        if model.engine.kind == "vllm" and model.engine.gpu_memory is None
+        else model
+        for model in models
+    ]
 
 
 def open_retrievers(indexes: Sequence[str]) -> dict[str, Retriever]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerFast
 
+from rag_train.llm.checkpoint import beginning
 from rag_train.schema import Segment
 
 IGNORE = -100
@@ -17,7 +18,8 @@ def encode_segments(
 ) -> list[tuple[list[int], list[int]]]:
     """Return token ids and labels (``IGNORE`` where masked) of each document, tokenised as one text.
 
-    A token is trained if it starts inside a trained segment. The model never has to write a token that starts in
+    A document begins with the tokenizer's beginning-of-text token, if it has one, as prompts do at inference. A
+    token is trained if it starts inside a trained segment. The model never has to write a token that starts in
     masked text and extends into trained text: at inference the prompt would end inside that token.
     """
     texts = ["".join(segment.text for segment in segments) for segments in documents]
@@ -33,6 +35,9 @@ def encode_segments(
             while current < len(ends) - 1 and start >= ends[current]:
                 current += 1
             labels.append(token if segments[current].trained else IGNORE)
+        first = beginning(tokenizer, ids)
+        ids = [*first, *ids]
+        labels[:0] = [IGNORE] * len(first)
         if append_eos:
             ids = [*ids, tokenizer.eos_token_id]
             labels.append(tokenizer.eos_token_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -54,6 +55,29 @@ def test_commands_on_the_mini_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert capsys.readouterr().out.endswith("/x: 8 files\n")
     assert call(monkeypatch, "judge", output, "--model", MINI, "--engine", "transformers", "--json") == 0
     assert {cell["summary"]["measures"]["judge"]["mean"] for cell in json.loads(capsys.readouterr().out)[-4:]}
+
+
+@pytest.mark.slow
+def test_roles_have_models_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """A checkpoint, as the recipes write it, takes a role beside the generator."""
+    world = World(WorldConfig())
+    for name, records in (("q", world.questions("test")[:2]), ("corpus", world.corpus())):
+        (tmp_path / f"{name}.jsonl").write_text("".join(record.model_dump_json() + "\n" for record in records))
+    build_index("bm25", tmp_path / "corpus.jsonl", tmp_path / "index", lambda done: None)
+    trained = shutil.copytree(MINI, tmp_path / "trained")
+    command = ["eval", "--model", MINI, "--index", str(tmp_path / "index"), "--output", str(tmp_path / "m")]
+    command += ["--questions", str(tmp_path / "q.jsonl"), "--engine", "transformers", "--no-instructions", "--json"]
+    for role, strategies in (
+        ("revelator", ["hanrag"]),
+        ("classifier", ["adaptive-rag", "uar"]),
+        ("planner", ["planrag"]),
+    ):
+        chosen = [option for strategy in strategies for option in ("--strategy", strategy)]
+        assert call(monkeypatch, *command, "--role", f"{role}={trained}", *chosen) == 0
+        cells = json.loads(capsys.readouterr().out)
+        assert [cell["summary"]["errors"] for cell in cells] == [0] * len(strategies)
+        settings = json.loads((tmp_path / "m" / f"cells/{cells[0]['id']}.settings.json").read_text())
+        assert list(settings["roles"]) == [role]
 
 
 def adapter(folder: Path, **tensors: tuple[int, ...]) -> str:

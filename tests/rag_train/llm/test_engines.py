@@ -181,6 +181,18 @@ def test_a_model_that_the_hub_does_not_give_is_refused_in_one_line(monkeypatch: 
     assert "\n" not in str(caught.value) and len(asked) <= 1
 
 
+@pytest.mark.engine
+def test_seeded_samples_of_long_prompts_do_not_end_the_engine(mini_engine: VLLMEngine, runner: asyncio.Runner):
+    """Together the prompts are longer than what vLLM reads in one step, and so some would be read in parts."""
+
+    async def go() -> list[str]:
+        prompts = [f"Question: {i} {'Who is the star of Dulen? ' * 40}" for i in range(40)]
+        sampling = Sampling(max_tokens=4, temperature=1.0, seed=7)
+        return [done.text for done in await asyncio.gather(*(mini_engine.complete(p, sampling) for p in prompts))]
+
+    assert runner.run(go()) == runner.run(go())
+
+
 def test_rejects_invalid_checkpoints(mini_model: Path, tmp_path: Path):
     with pytest.raises(UserError, match="not found; give a checkpoint directory or a hub name"):
         check_checkpoint(str(tmp_path / "gone"))

@@ -18,10 +18,11 @@ import httpx
 import pytest
 
 from rag_train.errors import UserError
-from rag_train.llm import openai
+from rag_train.llm import replicas
 from rag_train.llm.base import EngineError, Sampling
 from rag_train.llm.checkpoint import load_tokenizer
 from rag_train.llm.engines import EngineConfig, open_engine
+from rag_train.llm.memo import CallLog
 from rag_train.llm.openai import OpenAIEngine
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.miniworld.pretrain import PretrainConfig, pretrained
@@ -144,6 +145,10 @@ def _fine(**changes: Any) -> Reply:
     return 200, {}, json.dumps(FINE | {"choices": [FINE["choices"][0] | changes]}).encode()
 
 
+def _logprobs(**changes: Any) -> dict[str, Any]:
+    return {"tokens": ["a", "b"], "token_logprobs": [-0.1, -0.2], "top_logprobs": [{}, {}]} | changes
+
+
 class _Server(ThreadingHTTPServer):
     """A server that answers completions with ``script``, given the request's body; None closes the connection."""
 
@@ -154,6 +159,7 @@ class _Server(ThreadingHTTPServer):
         self.script = script
         self.asked: list[dict[str, Any]] = []
         self.authorization: str | None = None
+        self.cards: list[dict[str, str]] = [{"id": "mini"}, {"id": "./mini"}]
         super().__init__(("127.0.0.1", port), _Handler)
 
     @property
@@ -172,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
             (
                 200 if served else 404,
                 {},
-                json.dumps({"data" if served else "detail": [{"id": "mini"}, {"id": "./mini"}]}).encode(),
+                json.dumps({"data" if served else "detail": self.server.cards}).encode(),
             )
         )
 
@@ -212,9 +218,8 @@ def scripted(*replies: Reply | None) -> Callable[[dict[str, Any]], Reply | None]
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai, "FIRST_WAIT", 0.01)
-    monkeypatch.setattr(openai, "LONGEST_WAIT", 0.05)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr(replicas, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(replicas, "LONGEST_WAIT", 0.05)
 
 
 def ask(model: str, *urls: str, calls: int = 1, sampling: Sampling | None = None, **options: Any) -> list[Any]:
@@ -239,7 +244,7 @@ def prompts(server: _Server, model: str) -> list[str]:
 
 
 def test_sends_all_parameters_and_reads_answer_without_vllm_extensions(model: str, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setenv("MY_KEY", "secret")
     logprobs = {
         "tokens": [" yes", "\n"],
         "token_logprobs": [-2.0, -0.1],
@@ -249,7 +254,7 @@ def test_sends_all_parameters_and_reads_answer_without_vllm_extensions(model: st
         max_tokens=7, top_p=0.5, temperature=0.7, seed=3, stop=("\n",), logprobs=2, choice=("a", "b")
     )
     with serving(scripted(_fine(logprobs=logprobs))) as server:
-        [got] = ask(model, server.url, sampling=sampling)
+        [got] = ask(model, server.url, sampling=sampling, key="MY_KEY")
     assert server.authorization == "Bearer secret"
     assert server.asked == [
         {
@@ -299,11 +304,20 @@ def test_retries_transient_failures(model: str, failures):
     [
         ([(200, {}, b'{"choices": [{"te')], EngineError, "the answer is not a completion .Invalid JSON"),
         ([(200, {}, b'{"choices": [], "usage": {}}')], EngineError, "the answer is not a completion"),
+        ([(200, {}, b"[" * 10**6)], EngineError, "the answer is not a completion"),
+        ([(400, {}, b"[" * 10**6)], UserError, "request rejected, status 400"),
+        ([(200, {"Content-Encoding": "gzip"}, b"{}")], EngineError, "the response is compressed"),
+        ([_fine(token_ids=[-1])], EngineError, "the answer is not a completion .*greater than or equal to 0"),
+        ([_fine(token_ids=[10**12])], EngineError, "the answer is not a completion .*less than"),
+        ([_fine(logprobs=_logprobs(tokens=["", "b"]))], EngineError, "the answer is not a completion .*at least 1"),
+        ([_fine(logprobs=_logprobs(token_logprobs=[-0.1]))], EngineError, "log-probabilities differ in length"),
+        ([_fine(logprobs=_logprobs(), token_ids=[1])], EngineError, "1 tokens with 2 log-probabilities"),
+        ([_fine(logprobs=_logprobs(top_logprobs=[{}, {"c": float("nan")}]))], EngineError, "not a completion"),
         ([_fine(finish_reason="abort")], EngineError, r"generation was aborted .abort"),
         ([(500, {}, b"")] * 2, EngineError, "status 500"),
         ([(307, {"Location": "/login"}, b"")], EngineError, "status 307"),
         ([(503, {"Retry-After": "3600"}, b"later")], EngineError, "status 503, later; gave up after 600 s"),
-        ([(401, {}, b'{"error": "no"}')], UserError, "request rejected, status 401.*; set OPENAI_API_KEY"),
+        ([(401, {}, b'{"error": "no"}')], UserError, "request rejected, status 401.*as engine.key"),
         ([(400, {}, b'{"error": {"message": "bad\\nschema"}}')], UserError, "rejected, status 400, bad schema"),
         ([(400, {}, b'{"error": {"message": "maximum context length is 8"}}')], ValueError, "maximum context"),
         ([_fine(finish_reason="length")], ValueError, "prompt of 1 tokens and 64 to write exceed the context"),
@@ -370,7 +384,7 @@ def test_calls_survive_a_server_restart(model: str):
         first.shutdown()
         first.socket.close()
         meanwhile = [asyncio.create_task(engine.complete(str(i), Sampling())) for i in range(4)]
-        replica = engine._replicas[0]
+        replica = engine._replicas.all[0]
         while not replica.failures:  # until the new calls are refused
             await asyncio.sleep(0.01)
         with serving(scripted(), port) as second:
@@ -423,7 +437,7 @@ def test_calls_go_to_the_replica_with_the_fewest_calls(model: str):
         assert prompts(idle, model) == ["0", "1", "2", "3", "4"]
         many = [asyncio.create_task(engine.complete("x", Sampling())) for _ in range(20)]
         await asyncio.sleep(0)
-        assert [len(replica.in_flight) for replica in engine._replicas] == [3, 3]  # at most 6 in total
+        assert [len(replica.in_flight) for replica in engine._replicas.all] == [3, 3]  # at most 6 in total
         end.set()
         await asyncio.gather(held, *many)
         assert len(busy.asked) + len(idle.asked) == 26
@@ -431,6 +445,102 @@ def test_calls_go_to_the_replica_with_the_fewest_calls(model: str):
 
     with serving(slow) as busy, serving(scripted()) as idle:
         asyncio.run(go())
+
+
+def test_a_questions_calls_stay_on_a_replica_unless_it_falls_behind(model: str):
+    end, arrived = threading.Event(), threading.Semaphore(0)
+
+    def slow(body: dict[str, Any]) -> Reply:
+        if body["max_tokens"] == 1:
+            arrived.release()
+            end.wait(60)
+        return _fine()
+
+    async def go() -> None:
+        engine = OpenAIEngine.start([first.url, second.url], "mini", tokenizer=model)
+        logs = [CallLog(engine), CallLog(engine)]
+        others = [asyncio.create_task(logs[0].complete("m", "start", Sampling()))]
+        await asyncio.sleep(0)
+        await logs[1].complete("m", "other", Sampling())  # the second is idle, and so becomes its replica
+        await others.pop()
+        for i in range(3):
+            await asyncio.gather(*(log.complete("m", f"{n} {i}", Sampling()) for n, log in enumerate(logs)))
+        assert prompts(first, model) == ["start", "0 0", "0 1", "0 2"]
+        assert prompts(second, model) == ["other", "1 0", "1 1", "1 2"]
+        crowd = [CallLog(engine) for _ in range(2 * replicas.SLACK + 4)]
+        held = [asyncio.create_task(log.complete("m", "held", Sampling(max_tokens=1))) for log in crowd[::2]]
+        held = [
+            asyncio.create_task(logs[0].complete("m", f"held {i}", Sampling(max_tokens=1))) for i in range(8)
+        ] + held
+        for _ in held:
+            await asyncio.to_thread(arrived.acquire)
+        before = len(first.asked), len(second.asked)
+        busy, idle = sorted(engine._replicas.all, key=lambda replica: -len(replica.in_flight))
+        assert len(busy.in_flight) - len(idle.in_flight) <= replicas.SLACK + 1
+        end.set()
+        await asyncio.gather(*held)
+        assert sum(before) == len(first.asked) + len(second.asked)
+        await engine.aclose()
+
+    with serving(slow) as first, serving(slow) as second:
+        asyncio.run(go())
+
+
+def test_adapters_are_found_by_the_servers_name_or_directory(model: str, tmp_path):
+    """Directories of the same base name are different adapters."""
+    one, other = tmp_path / "a/stage1", tmp_path / "b/stage1"
+
+    async def go(adapter: str) -> None:
+        engine = OpenAIEngine.start([server.url], "mini", tokenizer=model)
+        try:
+            await engine.complete("x", Sampling(adapter=adapter))
+        finally:
+            await engine.aclose()
+
+    with serving(scripted()) as server:
+        server.cards += [{"id": "first", "root": str(one)}, {"id": "stage1", "root": "/elsewhere"}]
+        asyncio.run(go(str(one)))
+        asyncio.run(go("stage1"))
+        assert [body["model"] for body in server.asked] == ["first", "stage1"]
+        with pytest.raises(UserError, match=rf"{other}: {server.url}/v1 does not serve it; .*--lora-modules"):
+            asyncio.run(go(str(other)))
+
+
+@pytest.mark.parametrize(
+    ("replies", "text", "line"),
+    [
+        (
+            [_fine(text="yes", logprobs=_logprobs()), _fine(text="free")],
+            "free",
+            "decoding yes, log-probabilities yes",
+        ),
+        ([_fine(text=" no"), _fine(text=" No, it is.")], "no", "decoding no, log-probabilities no"),
+        (
+            [(400, {}, b"unknown field"), _fine(text=" no"), _fine(text=" **No**.")],
+            "no",
+            "decoding no, log-probabilities no",
+        ),
+    ],
+)
+def test_a_server_is_asked_once_what_it_can_do(model: str, capfd, replies: list[Reply], text: str, line: str):
+    async def go() -> str:
+        config = EngineConfig(kind="openai", urls=[server.url], tokenizer=model)
+        async with open_engine("mini", config) as engine:
+            return (await engine.complete("x", Sampling(choice=("yes", "no")))).text
+
+    with serving(scripted(*replies)) as server:
+        assert asyncio.run(go()) == text
+    assert line in " ".join(capfd.readouterr().err.split())
+    assert len(server.asked) == len(replies) and ("structured_outputs" in server.asked[-1]) == (text == "free")
+
+
+def test_passwords_in_addresses_are_not_shown(model: str):
+    with reserved_port() as port, pytest.raises(UserError) as caught:
+        OpenAIEngine.start([f"http://me:pa@ss@127.0.0.1:{port}"], "mini", tokenizer=model)
+    assert (
+        "http://***@127.0.0.1" in str(caught.value) and "pa" not in str(caught.value).split("(")[0].split("://")[1]
+    )
+    assert "secret" not in str(EngineError("https://key:secret@host/v1: status 500"))
 
 
 def test_start_rejects_unusable_servers(model: str):
@@ -444,7 +554,7 @@ def test_start_rejects_unusable_servers(model: str):
         for url in (nowhere, "127.0.0.1:8000", "http://[", ""):
             with pytest.raises(UserError, match=r"does not answer .*; start the server"):
                 start(url)
-        with pytest.raises(UserError, match=f"{nowhere} does not answer"):
+        with pytest.raises(UserError, match=f"{nowhere}/v1 does not answer"):
             start(server.url, nowhere)
         with pytest.raises(UserError, match=r"cannot read its tokenizer .*; give .* as engine.tokenizer"):
             OpenAIEngine.start([server.url], "./mini")

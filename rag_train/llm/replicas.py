@@ -1,0 +1,292 @@
+"""Servers of the same model behind HTTP: choice of a server, retries, and limits on calls and tokens a minute."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+from pydantic import BaseModel, ValidationError
+
+from rag_train.errors import UserError
+from rag_train.http import BUSY, httpx, read_async, retry_after
+from rag_train.llm.base import EngineError
+from rag_train.llm.memo import CallLog, conversation
+
+M = TypeVar("M", bound=BaseModel)
+
+CONNECT_TIMEOUT = 10.0
+"""Time limit for connecting to a server, in seconds."""
+FIRST_WAIT = 0.5
+"""Seconds for which a replica is not used after its first failure; doubled at each further failure."""
+LONGEST_WAIT = 30.0
+"""Maximum of that time in seconds, unless the server's Retry-After header asks for more."""
+SLACK = 8
+"""Number of calls that a question's replica may have in flight above the least, before the question leaves it."""
+
+
+class Rejected(UserError):
+    """A server rejected a request; ``problem`` is its status and message."""
+
+    def __init__(self, url: str, problem: str, remedy: str = ""):
+        super().__init__(f"{url}: request rejected, {problem}{remedy}")
+        self.problem = problem
+
+
+@dataclass(eq=False)
+class Replica:
+    """A server and its state."""
+
+    url: str
+    in_flight: set[asyncio.Timeout] = field(default_factory=set)
+    """Time limits of the attempts in progress."""
+    failures: int = 0
+    """Number of consecutive failures."""
+    back_at: float = 0.0
+    """Time on the event loop's clock until which the replica is not used."""
+    problem: str = ""
+    """Description of the last failure."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The body of a successful response, with the address that it is from."""
+
+    url: str
+    content: bytes
+
+    def read(self, cls: type[M]) -> M:
+        """Parse the body. Raises EngineError if it is not a ``cls``."""
+        try:
+            return cls.model_validate_json(self.content)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise EngineError(f"{self.url}: the answer is not a completion ({reason})") from error
+
+
+class Pace:
+    """A limit on an amount per minute, which spaces calls evenly; no limit if ``per_minute`` is None."""
+
+    def __init__(self, per_minute: float | None):
+        self._seconds = 60 / per_minute if per_minute else 0.0
+        self._free_at = 0.0
+
+    async def take(self, amount: float) -> None:
+        """Wait until ``amount`` more may be used."""
+        now = asyncio.get_running_loop().time()
+        start = max(self._free_at, now)
+        self._free_at = start + amount * self._seconds
+        if start > now:
+            await asyncio.sleep(start - now)
+
+    def give_back(self, amount: float) -> None:
+        """Correct an estimate that was ``amount`` too high."""
+        self._free_at -= amount * self._seconds
+
+
+class Replicas:
+    """A client of one or several servers, which takes care of retries.
+
+    All calls of a question (of a `CallLog`) go to the same replica, whose prefix cache knows the question, unless
+    it falls behind. If a replica cannot be reached, closes the connection, or answers 429, 502, 503 or 504, it is
+    not used for a while and its calls are sent again, to another replica if possible. A run therefore survives a
+    server's restart.
+
+    Args:
+        urls: addresses of the API, such as ``https://api.openai.com/v1``; ``/v1`` is added to one without a path.
+        key: name of the environment variable with the API key; None to send no key.
+        timeout: time limit of one attempt at a call, in seconds.
+        retry_for: seconds after its first failure during which a call is retried.
+        max_in_flight: maximum number of calls in flight for each replica; further calls wait.
+        requests_per_minute: maximum number of calls a minute, for all replicas together; None: no limit.
+        tokens_per_minute: maximum number of tokens a minute, of prompts and answers; None: no limit.
+
+    Raises:
+        UserError: if there is no address, or a key would be sent in clear text or is not set.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        key: str | None = None,
+        timeout: float = 600.0,
+        retry_for: float = 600.0,
+        max_in_flight: int = 256,
+        requests_per_minute: float | None = None,
+        tokens_per_minute: float | None = None,
+    ):
+        if not urls:
+            raise UserError(
+                "engine.urls: no server given; start a server with `vllm serve MODEL` and give its address"
+            )
+        self.all = [Replica(_base(url)) for url in urls]
+        self.headers = _headers(key, [replica.url for replica in self.all])
+        self._timeout = timeout
+        self._retry_for = retry_for
+        self._slots = asyncio.Semaphore(max_in_flight * len(urls))
+        self._requests, self._tokens = Pace(requests_per_minute), Pace(tokens_per_minute)
+        self._homes: WeakKeyDictionary[CallLog, Replica] = WeakKeyDictionary()
+        self._client = httpx.AsyncClient(
+            headers=self.headers,
+            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT),
+            # No limit on connections, and an idle time below the 5 s after which vLLM closes connections.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0),
+        )
+
+    async def post(self, path: str, body: dict[str, Any], tokens: int) -> Answer:
+        """Send ``body`` to ``path`` on one of the replicas; the call will need about ``tokens`` tokens.
+
+        Raises:
+            ValueError: if the prompt does not fit the model's context.
+            EngineError: if the servers fail or do not answer in time.
+            Rejected: if the server rejects the request for another reason.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = None
+        retried = False
+        async with self._slots:
+            await self._requests.take(1)
+            await self._tokens.take(tokens)
+            while True:
+                now = loop.time()
+                replica = self._choose(now)
+                if replica.back_at > now:  # no replica is in use; this replica is back first
+                    deadline = deadline or now + self._retry_for
+                    if replica.back_at > deadline:
+                        raise EngineError(f"{replica.url}: {replica.problem}; gave up after {self._retry_for:g} s")
+                    await asyncio.sleep((replica.back_at - now) * random.uniform(1, 1.25))
+                    continue
+                response = await self._attempt(replica, path, body)
+                if response is None:
+                    deadline = deadline or now + self._retry_for
+                elif response.status_code == 500 and not retried:
+                    # vLLM answers 500 to all calls in flight when its engine stops, and to invalid calls.
+                    retried = True
+                    self._set_aside(replica, problem_of(response))
+                else:
+                    return _checked(replica.url, response)
+
+    def used(self, estimate: int, tokens: int) -> None:
+        """Correct the ``estimate`` given for a call to the number of tokens that it used."""
+        self._tokens.give_back(estimate - tokens)
+
+    def _choose(self, now: float) -> Replica:
+        least = min(self.all, key=lambda replica: (max(replica.back_at, now), len(replica.in_flight)))
+        question = conversation.get()
+        if question is None:
+            return least
+        home = self._homes.setdefault(question, least)
+        if home.back_at > now or len(home.in_flight) > len(least.in_flight) + SLACK:
+            home = self._homes[question] = least
+        return home
+
+    async def _attempt(self, replica: Replica, path: str, body: dict[str, Any]) -> httpx.Response | None:
+        """Return the replica's answer, or None if the call has to be sent again."""
+        expiry = asyncio.get_running_loop().time() + self._timeout
+        limit = asyncio.timeout_at(expiry)
+        replica.in_flight.add(limit)
+        try:
+            async with limit:
+                request = self._client.build_request("POST", f"{replica.url}{path}", json=body)
+                response = await read_async(self._client, request)
+        except TimeoutError as error:
+            if limit.when() != expiry:
+                return None  # another attempt set this limit to 0, see below
+            problem = f"no answer within {self._timeout:g} s"
+            self._set_aside(replica, problem)
+            raise EngineError(f"{replica.url}: {problem}") from error
+        except httpx.TransportError as error:
+            self._set_aside(replica, str(error) or type(error).__name__)
+            if _refused(error):
+                # A vLLM server that shuts down refuses connections and does not answer the calls in progress.
+                for other in replica.in_flight - {limit}:
+                    if not other.expired():
+                        other.reschedule(0)
+            return None
+        except httpx.RequestError as error:  # a body that is too large or compressed
+            raise EngineError(f"{replica.url}: {error}") from error
+        finally:
+            replica.in_flight.discard(limit)
+        if response.status_code in BUSY and "insufficient_quota" not in response.text:
+            self._set_aside(replica, problem_of(response), retry_after(response) or 0.0)
+            return None
+        if replica.back_at <= asyncio.get_running_loop().time():
+            replica.failures = 0
+        return response
+
+    def _set_aside(self, replica: Replica, problem: str, at_least: float = 0.0) -> None:
+        now = asyncio.get_running_loop().time()
+        if replica.back_at <= now:  # if one failure hits several calls, only the first counts
+            replica.failures += 1
+        wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (replica.failures - 1))
+        replica.back_at = max(replica.back_at, now + max(at_least, wait))
+        replica.problem = problem
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+
+def _checked(url: str, response: httpx.Response) -> Answer:
+    """Return a successful response's body. Raises as `Replicas.post` does."""
+    status, problem = response.status_code, problem_of(response)
+    if 400 <= status < 500:
+        if status == 400 and ("context length" in problem or "context_length" in problem):
+            raise ValueError(problem)
+        raise Rejected(url, problem, "; name the variable with its key as engine.key" if status == 401 else "")
+    if status != 200:
+        raise EngineError(f"{url}: {problem}")
+    return Answer(url, response.content)
+
+
+def _base(url: str) -> str:
+    """Return an address without a slash at its end, with ``/v1`` if it has no path."""
+    url = url.rstrip("/")
+    return url if "/" in url.partition("://")[2] else f"{url}/v1"
+
+
+def _headers(key: str | None, urls: Sequence[str]) -> dict[str, str]:
+    """Return the header with the key. Raises UserError if it is not set, or ``urls`` are not safe for it."""
+    if key is None:
+        return {}
+    value = os.environ.get(key, "").strip()
+    if not value or not value.isascii() or not value.isprintable():
+        raise UserError(f"engine.key: the environment variable {key} has no key; set it, or leave out engine.key")
+    for url in urls:
+        if not _is_private(url):
+            raise UserError(f"engine.key: {url} would receive the key in clear text; give an https:// address")
+    return {"Authorization": f"Bearer {value}"}
+
+
+def _is_private(url: str) -> bool:
+    """Whether nobody in between can read what is sent to ``url``."""
+    parts = urlsplit(url)
+    try:
+        loopback = ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        loopback = parts.hostname == "localhost"
+    return parts.scheme == "https" or loopback
+
+
+def _refused(error: BaseException | None) -> bool:
+    """Whether the server refused the connection: ConnectionRefusedError is among the causes of httpx's error."""
+    if isinstance(error, BaseExceptionGroup):  # a host with several addresses
+        return all(_refused(each) for each in error.exceptions)
+    if error is None or isinstance(error, ConnectionRefusedError):
+        return error is not None
+    return _refused(error.__cause__ or error.__context__)
+
+
+def problem_of(response: httpx.Response) -> str:
+    """Return the status and the server's error message in one line."""
+    try:
+        text = str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        text = response.text
+    return " ".join(f"status {response.status_code}, {text[:1000]}".split())[:300].rstrip(" ,")

@@ -1,0 +1,66 @@
+"""Synthesis by a closed model, with the shipped recipe."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from support.chat import chat_server, polite
+from support.paths import ROOT
+
+from rag_train.cli.app import main
+from rag_train.retrieval.index.open import build_index
+
+RECIPE = str(ROOT / "recipes/planrag_teacher.yaml")
+PLAN = [
+    {"id": "Q1.1", "question": "Who made film 1?", "parents": []},
+    {"id": "Q2.1", "question": "Where was <A1.1> born?", "parents": ["Q1.1"]},
+]
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
+    monkeypatch.setattr(sys, "argv", ["rag-train", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return caught.value.code
+
+
+def plans(messages: list[dict[str, str]]) -> str:
+    return json.dumps(PLAN) if "maker of film" in messages[0]["content"] else polite(messages)
+
+
+def test_planrag_teacher_runs_through_a_closed_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    (tmp_path / "corpus.jsonl").write_text('{"id": "p", "title": "T", "text": "x"}\n')
+    build_index("bm25", tmp_path / "corpus.jsonl", tmp_path / "index", lambda done: None)
+    questions = [
+        {"id": f"q{i}", "question": f"Where was the maker of film {i} born?", "answers": ["Nevada"]}
+        for i in range(200)
+    ]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
+    monkeypatch.setenv("TEST_KEY", "secret")
+    command = [
+        "synth",
+        "planrag",
+        RECIPE,
+        f"questions=[{tmp_path}/q.jsonl]",
+        "held_out=[]",
+        "sample=null",
+        "--json",
+    ]
+    command += [f"index={tmp_path}/index", f"output={tmp_path}/teacher.jsonl", "engine.key=TEST_KEY"]
+    command += [f"engine.cache={tmp_path}/answers.db", "engine.requests_per_minute=null"]
+    with chat_server(answer=plans, key="secret") as server:
+        command += [f"engine.urls=[{server.url}]", "engine.tokens_per_minute=null"]
+        assert call(monkeypatch, *command, "--dry-run") == 0
+        estimate = json.loads(capsys.readouterr().out)
+        assert (estimate["items"], estimate["items_done"], estimate["engine_calls"]) == (200, 2, 200)
+        assert estimate["dollars"] > 0 and not (tmp_path / "teacher.jsonl").exists()
+        probes = len(server.asked) - 2
+        assert call(monkeypatch, *command) == 0
+        summary = json.loads(capsys.readouterr().out)
+        assert summary["records"] == 200 and summary["counts"]["depth 2"] == 200
+        assert len(server.asked) == 200 + 2 * probes, "the two answers of the dry run are not paid for again"
+        assert call(monkeypatch, *command, "--dry-run", "--shard", "1/2") == 2
+    assert "secret" not in (tmp_path / "teacher.jsonl.meta.json").read_text()

@@ -1,0 +1,76 @@
+"""Processes that die with the process that started them."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+
+PROGRAM = """
+import multiprocessing, signal, sys
+from rag_train.llm.processes import tie
+
+class Engine:
+    @staticmethod
+    def run():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("ready", flush=True)
+        signal.pause()
+
+if __name__ == "__main__":
+    import program
+    tie(("program", "Engine", "run"))
+    multiprocessing.get_context(sys.argv[1]).Process(target=program.Engine.run).start()
+    signal.pause()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can kill the processes of a dead parent")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_tied_process_dies_with_its_parent(method: str, sent: signal.Signals, tmp_path: Path):
+    """Standard output ends only when no process has it open any more."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, tmp_path / "program.py", method]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout and parent.stdout.readline() == b"ready\n"
+        parent.send_signal(sent)
+        assert parent.communicate(timeout=60)[0] == b""
+
+
+VLLM = """
+import asyncio, signal, sys
+import psutil
+from rag_train.llm.vllm import VLLMEngine
+
+async def go():
+    engine = VLLMEngine.start(sys.argv[1], dtype="float32", kv_cache_bytes=2**28)
+    print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
+    signal.pause()
+
+if __name__ == "__main__":
+    asyncio.run(go())
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can kill the processes of a dead parent")
+def test_vllm_leaves_no_process(mini_model: Path, tmp_path: Path):
+    (tmp_path / "program.py").write_text(VLLM)
+    command = [sys.executable, tmp_path / "program.py", mini_model]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout
+        started = [os.pidfd_open(int(pid)) for pid in parent.stdout.readline().split()]
+        assert len(started) >= 2, "the engine's process and its worker's"
+        parent.kill()
+    for process in started:  # readable once the process has ended
+        assert select.select([process], [], [], 60)[0]
+        os.close(process)
