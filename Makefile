@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo demo-seeds strategies teacher-data fuzz check fast test lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-retrieval retrievers attack audit lock docs clean
+.PHONY: help demo demo-seeds strategies teacher-data fuzz check fast test lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-hostile bench-retrieval retrievers attack audit lock docs clean
 
 help:
 	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
@@ -22,6 +22,7 @@ help:
 	@echo "make bench-synthesis DeepRAG's synthesis compared with one batch of the same prompts"
 	@echo "make bench-resume    DeepRAG's synthesis killed 20 times: the files stay the same"
 	@echo "make bench-outage    an evaluation whose services are killed and answer nonsense: the answers stay the same"
+	@echo "make bench-hostile   most calls and retrievals of every strategy against hostile models"
 	@echo "make bench-training  calibration and imitation on trees compared with TRL's trainers"
 	@echo "make retrievers DATA=DIR       recall and speed of every retriever on real questions"
 	@echo "make bench-retrieval DATA=DIR  retrieval at a million passages compared with other tools"
@@ -99,6 +100,9 @@ bench-training: .venv/.ready
 retrievers: .venv/.ready
 	test -d runs/reranker || $(BIN)/python -m rag_train.eval.benchmarks.train_reranker --data $(DATA)
 	$(BIN)/python -m rag_train.eval.benchmarks.retrievers --data $(DATA) --reranker runs/reranker
+
+bench-hostile: .venv/.ready
+	$(BIN)/python -m rag_train.eval.benchmarks.hostile
 
 bench-retrieval: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.retrieval --data $(DATA)

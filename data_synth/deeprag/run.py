@@ -89,5 +89,5 @@ def _search_outcome(question: Question, result: SearchResult, records: Sequence[
     elif result.root.unparsed:
         rejected = Rejected(id=question.id, reason="first line not in the format", text=result.root.unparsed)
     else:
-        rejected = Rejected(id=question.id, reason="no correct trajectory", text=question.question)
+        rejected = Rejected(id=question.id, reason="no right trajectory", text=question.question)
     return Outcome([], counts, [rejected])

@@ -32,7 +32,7 @@ class SearchConfig:
     variant: Literal["minimal", "most", "random"] = "minimal"
     """Which correct trajectory to keep: the one with the fewest retrievals, the most, or a random one (Table 4)."""
     max_steps: int = 6
-    """T of Algorithm 1: after more steps than this, the controller must give the final answer."""
+    """T of Algorithm 1: maximum number of subqueries, after which the controller must answer, as at inference."""
     passages: int = 3
     """Number of passages that a retrieval returns."""
     branching: int = 1
@@ -156,7 +156,7 @@ class TreeSearch:
             PromptTooLong: if the question itself is too long.
         """
         try:
-            if len(node.steps) > self._config.max_steps:
+            if len(node.steps) >= self._config.max_steps:
                 node.answer = await controller.final(node.steps)
             else:
                 move = await controller.next_move(node.steps)

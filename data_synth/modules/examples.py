@@ -13,6 +13,7 @@ from rag_train.questions.hops import is_shorthand, mentions
 from rag_train.resumable import Outcome, Rejected
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import GoldStep, Passage, Question, Segment, SFTRecord
+from rag_train.strategies.base import Run
 
 
 def task_record(
@@ -87,6 +88,24 @@ def flaw(question: Question) -> str:
     if not question.decomposition:
         return "without annotations"
     return "hop in shorthand" if any(is_shorthand(step.subquery) for step in question.decomposition) else ""
+
+
+WRITE_OUT = Task("hop_question", "Question:")
+
+
+async def written_out(question: Question, run: Run) -> Question:
+    """Return the question with its hops in shorthand written as questions by the run's model.
+
+    A text that is no question or does not name the hop's subject is not taken; the hop stays in shorthand.
+    """
+    steps: list[GoldStep] = []
+    for step in question.decomposition:
+        if is_shorthand(step.subquery) and step.entity:
+            text = await run.ask(WRITE_OUT, [("Shorthand", step.subquery)])
+            if text and text.endswith("?") and not is_shorthand(text) and mentions(text, step.entity):
+                step = step.model_copy(update={"subquery": text})
+        steps.append(step)
+    return question.model_copy(update={"decomposition": steps})
 
 
 def gold_outcome(question: Question, records: Sequence[SFTRecord], otherwise: str = "not usable") -> Outcome:

@@ -14,7 +14,15 @@ from dataclasses import asdict
 from typing import TypeVar
 
 from rag_train.data_synth.inputs import read_files
-from rag_train.data_synth.modules.examples import Examples, flaw, found_or_known, gold_outcome, retrieved, says
+from rag_train.data_synth.modules.examples import (
+    Examples,
+    flaw,
+    found_or_known,
+    gold_outcome,
+    retrieved,
+    says,
+    written_out,
+)
 from rag_train.data_synth.modules.factory import Factory
 from rag_train.data_synth.modules.recipes import HANRAGRecipe
 from rag_train.errors import UserError
@@ -153,16 +161,19 @@ async def outcome(
 ) -> Outcome:
     """Make the question's examples; a straightforward question gives examples of the router only.
 
+    A teacher writes out hops in shorthand (see `written_out`).
     If a teacher judges relevance, the counts say on how many passages it agrees with the annotations. Verdicts that
     are neither true nor false are rejected.
     """
+    run = Run(HANRAG(teacher), question) if teacher else None
+    if run:
+        question = await written_out(question, run)
     passages_by_query = await retrieved(retriever, question, recipe.passages)
     judged: dict[int, list[str | None] | None] = dict.fromkeys(question.metadata[JUDGED])
     counts: Counter[str] = Counter()
     rejected: list[Rejected] = []
-    if teacher and not flaw(question):
-        run = Run(HANRAG(teacher), question)
-        for hop in judged:
+    if run:
+        for hop in () if flaw(question) else judged:
             step = question.decomposition[hop]
             chosen = to_judge(step, passages_by_query[step.subquery])
             fields = [hanrag.relevance_fields(step.subquery, passage) for passage in chosen]

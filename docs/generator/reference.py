@@ -203,6 +203,8 @@ def strategies_page() -> str:
         "A strategy answers a question with a model and, where it needs one, a retriever. Name one with "
         "`--strategy NAME`, with settings after commas: `--strategy dualrag,outline=flat,max_iterations=3`. "
         "Several names share one class and differ in their preset settings.",
+        "All strategies have a budget for each question: `max_calls`, `max_retrievals` and `max_question_tokens`. "
+        "When it is spent, one call answers from what was found, and the trajectory has a note.",
     ]
     rows = [[f"[`{one['name']}`](#{one['name']})", one["summary"], one["paper"]] for one in listing()]
     parts.append(table(["name", "what it does", "source"], rows, "lll"))

@@ -437,6 +437,17 @@ def overhead_table() -> str:
     return table(["strategy", "calls", "ms a question", "slowest run", "of which scoring"], rows, "l")
 
 
+def hostile_table() -> str:
+    rows = [
+        [row["strategy"]]
+        + [str(value) for pair in ("calls", "retrievals") for value in (row[pair], row["bound"][pair])]
+        + [number(row["seconds"])]
+        for row in load("hostile")["rows"]
+    ]
+    columns = ["strategy", "calls", "bound", "retrievals", "bound", "longest question, s"]
+    return table(columns, rows, "lrrrrr")
+
+
 # --- front page and README --------------------------------------------------------------------------------------
 
 
@@ -503,10 +514,11 @@ FUNCTIONS = {
     function.__name__: function
     for function in (
         across_seeds, all_claims, claims_by_paper, demo_claims, demo_hops, demo_mean, demo_seeds, demo_table,
-        demo_timings, gold_hops, gold_left_out, gold_targets, headlines, load, orderings, overhead_table,
-        provenance, retrieval_speed_table, retrievers_table, router_accuracy, runtime, runtime_reach,
-        runtime_table, shortfalls, strategies_table, teacher_ablations, teacher_claims, teacher_counts,
-        teacher_table, training_speed, training_table, number, percent, spread, min, max, median,
+        demo_timings, gold_hops, gold_left_out, gold_targets, headlines, hostile_table, load, orderings,
+        overhead_table, provenance, retrieval_speed_table, retrievers_table, router_accuracy, runtime,
+        runtime_reach, runtime_table, shortfalls, strategies_table, teacher_ablations, teacher_claims,
+        teacher_counts, teacher_table, training_speed, training_table, number, percent, spread, min, max,
+        median, sum,
     )
 }  # fmt: skip
 """What a page may call between ``[[=`` and ``=]]``."""

@@ -162,12 +162,12 @@ async def _run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) ->
     async with serving(start) as engine:
         with step("knowledge"):
             known |= await world.known(engine, folder / "known.jsonl")
-        if recipe.cold_start is not None:
-            examples = await make_data(engine, "cold_start", start, recipe.cold_start, cold_start=world.cold_start)
-        else:
+        if recipe.cold_start is None:
             records = await begin(engine, start)
+        else:
+            records = await make_data(engine, "cold_start", start, recipe.cold_start, cold_start=world.cold_start)
     if recipe.cold_start is not None:
-        cold = train("sft", recipe.cold_start, start, examples, "cold start")
+        cold = train("sft", recipe.cold_start, start, records, "cold start")
         curves.append(_curve("Cold start", cold, "loss"))
         start = Path(cold.output_dir)
         async with serving(start) as engine:

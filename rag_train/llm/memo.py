@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rag_train.errors import PromptTooLong
@@ -37,6 +37,10 @@ class Kept:
 
 kept: ContextVar[Kept | None] = ContextVar("kept", default=None)
 """The work on the current item, if the item is tried again after failures (`rag_train.patience`)."""
+
+
+LONGEST_TOKEN = 64
+"""Most characters of a token, as an estimate."""
 
 
 class CallLog:
@@ -89,9 +93,14 @@ class CallLog:
         return completion
 
     async def _ask(self, prompt: str, sampling: Sampling) -> Completion:
+        """Call the engine, and cut what is longer than the token limit allows: a server may ignore the limit."""
         try:
-            return await self._llm.complete(prompt, sampling)
+            completion = await self._llm.complete(prompt, sampling)
         except ValueError as error:
             if type(error) is not ValueError:  # pydantic's errors, for example, say nothing about the length
                 raise
             raise PromptTooLong(str(error)) from error
+        most = sampling.max_tokens * LONGEST_TOKEN
+        if len(completion.text) <= most:
+            return completion
+        return replace(completion, text=completion.text[:most], stop=None, truncated=True)

@@ -107,7 +107,7 @@ class LevelRAG(Strategy):
         wanted: list[Searcher] = list(SEARCHERS)
         if self.searcher and self.searcher != "hybrid":
             wanted = [self.searcher]
-        kinds = [kind for kind in wanted if kind in run.kit.retrievers]
+        kinds: list[Searcher] = [kind for kind in wanted if kind in run.kit.retrievers]
         return interleave(await together(self._search(run, kind, query, round) for kind in kinds))
 
     async def _search(self, run: Run, kind: Searcher, query: str, round: int) -> list[Passage]:

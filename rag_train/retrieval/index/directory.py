@@ -9,11 +9,12 @@ import fcntl
 import json
 import os
 import shutil
-import zipfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from tokenize import TokenError
 from typing import IO, Any
+from zipfile import BadZipFile
 
 import numpy as np
 from pydantic import ValidationError
@@ -156,7 +157,7 @@ def load_array(directory: Path, name: str, dtype: np.dtype, mmap: bool = True, d
     """
     try:
         array = np.load(directory / name, mmap_mode="r" if mmap else None)
-    except (ValueError, EOFError, MemoryError, OverflowError, SyntaxError, zipfile.BadZipFile) as error:
+    except (ValueError, EOFError, MemoryError, OverflowError, SyntaxError, TokenError, BadZipFile) as error:
         raise inconsistent(directory, name) from error
     if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != dimensions:
         raise inconsistent(directory, name)

@@ -38,7 +38,11 @@ class RetrievalClient:
     def __init__(self, url: str, timeout: float = 60.0, retries: int = 3):
         self.url = url.rstrip("/")
         self.retries = retries
-        self._client = open_client(timeout, _headers(self.url))
+        try:
+            headers = _headers(self.url)
+        except ValueError as error:
+            raise self._error(str(error)) from error
+        self._client = open_client(timeout, headers)
         try:
             health = HealthResponse.model_validate_json(self._send("GET", "/health").content)
         except ValidationError as error:

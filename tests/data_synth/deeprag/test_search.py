@@ -35,6 +35,7 @@ def test_keeps_the_correct_trajectory_with_the_fewest_or_most_retrievals(seed: i
     config = SearchConfig(max_steps=max_steps)
     result, model = search(seed, config)
     whole, whole_model = search(seed, config, whole=True)
+    assert all(len(node.steps) <= max_steps for node in nodes(whole.root))
     costs = [leaf.retrievals for leaf in leaves(whole.root) if leaf.correct]
     assert (result.best.retrievals if result.best else None) == (min(costs) if costs else None)
     most, _ = search(seed, replace(config, variant="most"))

@@ -15,7 +15,7 @@ from rag_train.data_synth.modules.recipes import HANRAGRecipe, RouteSizes
 from rag_train.data_synth.modules.run import synthesize_with
 from rag_train.errors import UserError
 from rag_train.files import read_records
-from rag_train.schema import Passage, Question, SFTRecord
+from rag_train.schema import GoldStep, Passage, Question, SFTRecord
 
 
 def test_draws_routes_from_all_sources_and_takes_the_teachers_relevance_judgements(tmp_path: Path):
@@ -79,3 +79,19 @@ def test_only_the_named_files_feed_the_router_besides_its_own(tmp_path: Path):
     }  # fmt: skip
     with pytest.raises(UserError, match="is not one of the recipe's questions"):
         hanrag.routed_questions(replace(recipe, questions=files[1:]))
+
+
+@pytest.mark.parametrize(
+    ("written", "taken"), [("Who made A?", True), ("Who made it?", False), ("A >> maker", False)]
+)
+def test_a_teacher_writes_out_shorthand(written: str, taken: bool):
+    step = GoldStep(subquery="A1 >> maker", answer="John Huston", entity="A1")
+    marks = {hanrag.ROUTED: [], hanrag.JUDGED: []}
+    question = QUESTION.model_copy(update={"question": "Who made A1?", "decomposition": [step], "metadata": marks})
+    recipe = HANRAGRecipe(questions=[], index="", output="", model="t", instructions=False)
+    llm = kit(f" {written.replace('A', 'A1')}\n")
+    made = asyncio.run(hanrag.outcome(question, recipe, Found([FILM]), llm))  # pyright: ignore
+    assert [item.reason for item in made.rejected] == ([] if taken else ["hop in shorthand"])
+    assert made.counts["engine_calls"] == 1
+    refined = [record.completion for record in made.records if record.task == "hanrag_refine"]
+    assert refined == (["Output: Who made A1?\n"] if taken else [])

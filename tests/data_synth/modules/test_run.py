@@ -24,7 +24,7 @@ def test_gold_recipe_writes_examples_of_every_method_once(world: World, tmp_path
     write_world(world, tmp_path)
     assert call("index", str(tmp_path / "corpus.jsonl"), str(tmp_path / "index")) == 0
     capsys.readouterr()
-    keys = [f"questions=[{tmp_path}/dev.jsonl]", f"index={tmp_path}/index", "sample=20"]
+    keys = [f"questions=[{tmp_path}/dev.jsonl]", "held_out=[]", f"index={tmp_path}/index", "sample=20"]
     for method in ("planrag", "hanrag", "dualrag", "levelrag"):
         command = ["synth", method, str(ROOT / "recipes/gold.yaml"), *keys, f"output={tmp_path}/{method}.jsonl"]
         assert call(*command, "--json") == 0

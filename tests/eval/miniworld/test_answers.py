@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,6 +21,9 @@ class Found:
 
     async def search(self, query: str, k: int) -> list[Passage]:
         return [Passage(id="p", title="t", text="x")]
+
+    async def search_all(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        return [await self.search(query, k) for query in queries]
 
 
 class FakeLab:

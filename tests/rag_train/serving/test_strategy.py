@@ -354,7 +354,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["deeprog"], "unknown strategy 'deeprog'; did you mean deeprag?"),
         (["rag,depth=2"], "no setting 'depth'"),
-        (["rag", "--engine", "onnx"], "--engine onnx: unknown engine; choose one of vllm, transformers"),
+        (["rag", "--engine", "onnx"], "--engine onnx: kind=onnx is not vllm|transformers|openai|chat"),
         (["rag", "--index", "gone"], "gone"),
         (["rag", "--port", "99999"], "choose another"),
         (["rag", "--engine", "transformers"], "not found; give a checkpoint directory"),
@@ -452,7 +452,7 @@ def test_page_shows_steps_as_they_arrive_and_stops_from_the_keyboard(url: str, b
 def test_page_asks_for_the_key(world: World, model: Path, browser: Browser):
     with running(app(opening(world, model), "direct", access=Access("secret"))) as address:
         browser.open(f"{address}/?q=What+is+it%3F&strategy=direct")
-        browser.wait("!$('keyed').hidden && !$('problem').hidden")
+        browser.wait("typeof run !== 'undefined' && !$('keyed').hidden && !$('problem').hidden")
         assert browser.run("$('problem').textContent").startswith("no valid API key")
         browser.run("$('key').focus()")
         browser.call("Input.insertText", text="secret")

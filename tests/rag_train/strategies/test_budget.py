@@ -8,6 +8,7 @@ import pytest
 from support.fakes import Found, Replay, Says
 
 from rag_train.errors import UserError
+from rag_train.llm.base import Completion, Sampling, Usage
 from rag_train.schema import Passage, Question, Trajectory
 from rag_train.strategies.base import Kit
 from rag_train.strategies.registry import STRATEGIES, build, parse_strategy
@@ -52,6 +53,15 @@ def test_a_spent_token_budget_ends_in_one_more_call():
     llm = Replay({"Next thought:": " so", "final answer is:": " Ada"})  # one token read, one written, each call
     got = answer("ircot,max_question_tokens=2", llm, Found(PASSAGES))
     assert (len(got.calls), got.answer) == (2, "Ada")
+
+
+def test_text_beyond_the_token_limit_is_cut():
+    class Endless(Says):
+        async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+            return Completion("more " * 10**5, (0,), Usage(1, 1))
+
+    got = answer("cot", Endless(""), Found(PASSAGES))
+    assert len(got.reasoning) <= 256 * 64 and len(got.answer or "") <= 64 * 64
 
 
 def test_refuses_a_budget_that_is_too_small():
