@@ -399,6 +399,18 @@ def runtime_table() -> str:
     return table(["strategy", "over one batch", "over one question at a time", "repetitions"], rows, "l")
 
 
+def outage_table() -> str:
+    data = load("bench_outage")
+    calm, disturbed = data["answers"]["undisturbed"], data["answers"]["disturbed"]
+    rows = []
+    for name, title in (("engine", "engine"), ("retriever", "retrieval service")):
+        again = disturbed[f"{name}: answered"] - calm[f"{name}: answered"]
+        counts = [data["kills"][name], disturbed[f"{name}: garbled"], calm[f"{name}: answered"]]
+        rows.append([title, *(number(count, 0) for count in (*counts, disturbed[f"{name}: answered"], again))])
+    columns = ["service", "kills", "garbled answers", "answers, undisturbed", "answers, disturbed", "difference"]
+    return table(columns, rows, "l")
+
+
 def training_table() -> str:
     titles = {
         "calibration, papers' shape": "calibration: 4 nodes with 5 passages of 100 words",
@@ -515,10 +527,10 @@ FUNCTIONS = {
     for function in (
         across_seeds, all_claims, claims_by_paper, demo_claims, demo_hops, demo_mean, demo_seeds, demo_table,
         demo_timings, gold_hops, gold_left_out, gold_targets, headlines, hostile_table, load, orderings,
-        overhead_table, provenance, retrieval_speed_table, retrievers_table, router_accuracy, runtime,
-        runtime_reach, runtime_table, shortfalls, strategies_table, teacher_ablations, teacher_claims,
-        teacher_counts, teacher_table, training_speed, training_table, number, percent, spread, min, max,
-        median, sum,
+        outage_table, overhead_table, provenance, retrieval_speed_table, retrievers_table, router_accuracy,
+        runtime, runtime_reach, runtime_table, shortfalls, strategies_table, teacher_ablations,
+        teacher_claims, teacher_counts, teacher_table, training_speed, training_table, number, percent,
+        spread, min, max, median, sum,
     )
 }  # fmt: skip
 """What a page may call between ``[[=`` and ``=]]``."""
