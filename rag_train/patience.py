@@ -2,7 +2,7 @@
 
 An item is a question to answer, a search tree to explore, or an answer to judge. If a service that it needs fails
 (`rag_train.errors.ServiceError`), the item is tried again after a wait. Its completed engine calls are kept and not
-repeated. An item that has waited for the patience without making a new call stays open, and the run goes on without
+repeated. An item that has waited for this time without making a new call stays open, and the run continues without
 it. If as many items as are in progress stay open in a row, the service is gone, and the run ends.
 """
 

@@ -161,7 +161,7 @@ def damaged(whole: bytes, rng: random.Random) -> bytes:
 
 
 def open_and_search(directory: Path) -> str:
-    """Return what came of opening and searching an index; the process dies if that takes a minute."""
+    """Open and search an index, and return the outcome; the process ends itself after one minute."""
     from rag_train.retrieval.index.open import load_index
 
     signal.alarm(60)
@@ -177,7 +177,7 @@ def open_and_search(directory: Path) -> str:
 
 
 def corrupted_indexes(source: Path, cases: int, scratch: Path) -> Counter[str]:
-    """Count what comes of opening corrupted copies of an index, each in a process that may die of it."""
+    """Open corrupted copies of an index in another process, which may crash, and count the outcomes."""
     rng, seen = random.Random(0), Counter[str]()
     with ExitStack() as stack:
         pool = stack.enter_context(_process())
@@ -205,7 +205,7 @@ YAML_PIECES = (
 
 
 def hostile_recipes(cases: int, scratch: Path) -> Counter[str]:
-    """Count what comes of reading a shipped recipe with up to four hostile pieces in it."""
+    """Read shipped recipes with up to four hostile pieces in them, and count the outcomes."""
     from rag_train.training.recipe import TrainRecipe
     from rag_train.working_files import PACKAGE
 
@@ -380,7 +380,7 @@ def probing(send: Callable[[], str]) -> Iterator[list[float]]:
 
 
 def attacked(address: str, attacks: dict[str, Attack], send: Callable[[], str]) -> Iterator[dict[str, Any]]:
-    """Make each attack while an ordinary client goes on; yield what happened, and that client's longest wait."""
+    """Make each attack while an ordinary client sends queries; yield the outcomes and its longest wait."""
     for name, attack in attacks.items():
         with probing(send) as seconds:
             outcomes = attack(address)
