@@ -194,6 +194,8 @@ class SFTRecord(Record):
     """Name of the trained module, for systems that consist of modules."""
     complete: bool = True
     """Whether the text ends after the completion; if not, no end-of-text token is trained."""
+    chat: bool = True
+    """Whether the prompt goes into the model's chat template; false for formats that have their own turns."""
 
 
 class PreferencePair(Record):

@@ -164,26 +164,29 @@ def _genground(out: Examples, question: Question, passages_by_query: Mapping[str
 
 def _iterdrag(out: Examples, question: Question, passages_by_query: Mapping[str, list[Passage]]) -> None:
     passages, text = passages_by_query[question.question], ""
-    for i, step in enumerate(question.decomposition):
+
+    def add(line: str, place: str, lead: str = "") -> None:
         body = deeprag.context_lines(passages) + deeprag.question_prompt(question.question)
-        out.write("iterdrag", [(body + text, False), (deeprag.subquery_line(step.subquery), True)], f"{i}/ask")
+        out.write("iterdrag", [(body, False), (text + lead, False), (line, True)], place)
+
+    for i, step in enumerate(question.decomposition):
+        add(deeprag.subquery_line(step.subquery), f"{i}/ask")
         passages = interleave([passages, passages_by_query[step.subquery]])
         if not _can_answer(step, passages):
             return
-        text += deeprag.subquery_line(step.subquery) + deeprag.INTERMEDIATE
-        body = deeprag.context_lines(passages) + deeprag.question_prompt(question.question)
-        out.write("iterdrag", [(body + text, False), (f" {step.answer}\n", True)], f"{i}/answer")
-        text += f" {step.answer}\n"
-    body = deeprag.context_lines(passages) + deeprag.question_prompt(question.question)
-    out.write("iterdrag", [(body + text, False), (f"{deeprag.FINAL} {question.answers[0]}\n", True)], "end")
+        text += deeprag.subquery_line(step.subquery)
+        add(f" {step.answer}\n", f"{i}/answer", deeprag.INTERMEDIATE)
+        text += f"{deeprag.INTERMEDIATE} {step.answer}\n"
+    add(f"{deeprag.FINAL} {question.answers[0]}\n", "end")
 
 
 def _react(out: Examples, question: Question, passages_by_query: Mapping[str, list[Passage]]) -> None:
-    text, thought = f"Question: {question.question}\n", "I search for the first part."
+    body, text, thought = f"Question: {question.question}\n", "", "I search for the first part."
     for i, step in enumerate(question.decomposition, 1):
         # The space matters: in the mini model's vocabulary, a name is one token only after a space.
         action = f" {thought}\nAction {i}: Search[ {step.subquery}]"
-        out.write("react", [(f"{text}Thought {i}:", False), (f"{action}\nObservation", True)], i)
+        lead = f"{text}Thought {i}:"
+        out.write("react", [(body, False), (lead, False), (f"{action}\nObservation", True)], i)
         seen = passages_by_query[step.subquery][:1]
         if not _can_answer(step, seen):
             return
@@ -191,7 +194,7 @@ def _react(out: Examples, question: Question, passages_by_query: Mapping[str, li
         thought = step.answer
     n = len(question.decomposition) + 1
     finish = f" {thought}\nAction {n}: Finish[ {question.answers[0]}]\nQuestion:"
-    out.write("react", [(f"{text}Thought {n}:", False), (finish, True)], "end")
+    out.write("react", [(body, False), (f"{text}Thought {n}:", False), (finish, True)], "end")
 
 
 def _auto_rag(out: Examples, question: Question, passages_by_query: Mapping[str, list[Passage]]) -> None:
@@ -241,21 +244,24 @@ def _rq_rag(out: Examples, question: Question, passages_by_query: Mapping[str, l
     passages: list[Passage] = []
     for i, step in enumerate(question.decomposition[: rq_rag.RQRAG.depth]):
         for action in rq_rag.ACTIONS:
-            out.write("rq_rag", [(text + action, False), (f" {step.subquery}\n", True)], f"{i}/{action}")
+            query = f" {step.subquery}\n"
+            out.write("rq_rag", [(text + action, False), (query, True)], f"{i}/{action}", chat=False)
         passages = [*passages, *passages_by_query[step.subquery]]
         if not _can_answer(step, passages):
             return
         found = rq_rag.evidence(passages_by_query[step.subquery])
         text += f"{rq_rag.ACTIONS[i % 3]} {step.subquery}{rq_rag.END}{found}"
     if len(_answerable(question, passages)) == len(question.decomposition):
-        out.write("rq_rag", [(text + rq_rag.RESPONSE, False), (f" {question.answers[0]}\n", True)], "end")
+        response = f" {question.answers[0]}\n"
+        out.write("rq_rag", [(text + rq_rag.RESPONSE, False), (response, True)], "end", chat=False)
 
 
 def _selfrag(out: Examples, query: str, answer: str, known: bool, passages: list[Passage], place: str) -> None:
     """Retrieve if the answer is not known; label a passage's support and utility by whether it has the answer."""
     head = selfrag.prompt(query)
     if known:
-        out.write("selfrag", [(head, False), (f"[No Retrieval] {answer}[Utility:5]", True)], f"{place}/known")
+        own = f"[No Retrieval] {answer}[Utility:5]"
+        out.write("selfrag", [(head, False), (own, True)], f"{place}/known", chat=False)
     for i, passage in enumerate(passages):
         supported = says([passage], answer)
         supporting = f"[Relevant] {answer}[Fully supported][Utility:5]"
@@ -266,4 +272,4 @@ def _selfrag(out: Examples, query: str, answer: str, known: bool, passages: list
         else:
             segments = [(f"{head}[Retrieval]{read}", False), (written, True)]
         if supported or i == 0:  # of the irrelevant passages only the first, because they are far more frequent
-            out.write("selfrag", segments, f"{place}/{i}")
+            out.write("selfrag", segments, f"{place}/{i}", chat=False)

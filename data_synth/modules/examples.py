@@ -51,10 +51,13 @@ class Examples(list[SFTRecord]):
         id = f"{self._question.id}/{place}" if place != "" else self._question.id
         self.append(task_record(task, fields, answer, id=id, source=source, instructions=self._instructions))
 
-    def write(self, name: str, segments: Sequence[Segment | tuple[str, bool]], place: int | str) -> None:
+    def write(
+        self, name: str, segments: Sequence[Segment | tuple[str, bool]], place: int | str, *, chat: bool = True
+    ) -> None:
         """Append an example of a format that has no `Task`.
 
-        Each segment is a text and whether it is trained; the first segment is the prompt.
+        Each segment is a text and whether it is trained. The first segment is the prompt; with a chat model, it is
+        the user's turn and the others are the reply. ``chat`` is false for formats with their own turns.
         """
         parts = [part if isinstance(part, Segment) else Segment(text=part[0], trained=part[1]) for part in segments]
         head, *rest = parts
@@ -66,6 +69,7 @@ class Examples(list[SFTRecord]):
                 segments=rest,
                 source="gold",
                 task=name,
+                chat=chat,
             )
         )
 

@@ -58,7 +58,7 @@ def sft_rows(
         if not any(segment.trained for segment in record.segments):
             report.untrained += 1
             continue
-        prompt = as_turn(tokenizer, record.prompt) if chat else record.prompt
+        prompt = as_turn(tokenizer, record.prompt) if chat and record.chat else record.prompt
         row = _fit(tokenizer, prompt, record, max_tokens)
         if row is None:
             report.too_long += 1

@@ -11,6 +11,14 @@ from rag_train.llm.base import Completion, Sampling, TokenLogprob, Usage
 from rag_train.schema import Passage
 
 PLAIN = SimpleNamespace(chat_template=None, eos_token=None)
+CHAT = SimpleNamespace(
+    chat_template="turns",
+    eos_token=None,
+    apply_chat_template=lambda turns, **_: (
+        "".join(f"<{turn['role']}>{turn['content']}" for turn in turns) + "<assistant>"
+    ),
+)
+"""Tokenizers without and with a chat template."""
 
 
 def completion(text: str, sampling: Sampling) -> Completion:

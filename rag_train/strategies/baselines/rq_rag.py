@@ -89,8 +89,13 @@ class RQRAG(Strategy):
 
 
 def turns(question: str, eos: str, instructed: bool) -> str:
-    """Return the prompt in the turns of the released checkpoint, up to the beginning of the assistant's turn."""
-    system = f"<|system|>\n{instruction('rq_rag')}{eos}\n" if instructed else ""
+    """Return the prompt in the turns of the released checkpoint, up to the beginning of the assistant's turn.
+
+    Checkpoints that are not ``instructed`` were trained without the system's turn and without ``eos``.
+    """
+    if not instructed:
+        return f"<|user|>\n{one_line(question)}\n<|assistant|>\n"
+    system = f"<|system|>\n{instruction('rq_rag')}{eos}\n"
     return f"{system}<|user|>\n{one_line(question)}{eos}\n<|assistant|>\n"
 
 

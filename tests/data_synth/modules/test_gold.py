@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fakes import Found, Replay
+from support.fakes import CHAT, PLAIN, Found, Replay
 from support.paths import DATA
 from support.synthesis import search_hops
 from support.two_hop import FILM, MAN, QUESTION
@@ -18,6 +18,7 @@ from rag_train.data_synth.modules.registry import FACTORIES
 from rag_train.formats import dualrag as dual
 from rag_train.formats import hanrag as han
 from rag_train.formats import planrag as plans
+from rag_train.formats.prompting import as_turn
 from rag_train.formats.tasks import Task
 from rag_train.miniworld.world import World
 from rag_train.questions.load import load_questions
@@ -44,8 +45,12 @@ def test_every_record_is_valid_and_parses_as_its_task(world: World, index: BM25I
             assert task.parse(record.segments[-1].text) is not None and record.segments[0].text == task.lead
 
 
-def test_replaying_the_examples_answers_correctly(world: World, index: BM25Index):
-    """If a strategy searches for the hops' subqueries, each of its prompts is exactly the prompt of an example."""
+@pytest.mark.parametrize("tokenizer", [PLAIN, CHAT], ids=["plain", "chat"])
+def test_replaying_the_examples_answers_correctly(tokenizer: Any, world: World, index: BM25Index):
+    """If a strategy searches for the hops' subqueries, each of its prompts is exactly the prompt of an example.
+
+    With a chat template, the texts are in the same turns in training and at inference.
+    """
     answered = 0
     for question in (q for q in world.questions("dev") if q.type == "chain"):
         passages = search_hops(question, index)
@@ -54,12 +59,14 @@ def test_replaying_the_examples_answers_correctly(world: World, index: BM25Index
         completions = {}
         for factory in (baselines, planrag, hanrag, dualrag):
             for record in factory.gold_records(question, passages, instructions=False):
-                prompt = record.prompt
+                prompt = as_turn(tokenizer, record.prompt) if record.chat else record.prompt
                 for segment in record.segments:
                     completions |= {prompt: segment.text} if segment.trained else {}
                     prompt += segment.text
         for name in ("iterdrag", "react", "auto-rag", "planrag", "dualrag"):
-            kit = Kit(Replay(completions), AsyncRetriever(index), instructions=False)
+            engine = Replay(completions)
+            engine.tokenizer = tokenizer
+            kit = Kit(engine, AsyncRetriever(index), instructions=False)
             trajectory = asyncio.run(build(name, kit).answer(question))
             assert trajectory.answer == question.answers[0], name
         answered += 1
