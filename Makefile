@@ -27,6 +27,12 @@ help:
 	@echo "make retrievers DATA=DIR       recall and speed of every retriever on real questions"
 	@echo "make bench-retrieval DATA=DIR  retrieval at a million passages compared with other tools"
 
+# uv does not read pip's settings: where pip has indexes of its own, uv is given them.
+UV = VIRTUAL_ENV=.venv UV_SYSTEM_CERTS=true $(BIN)/uv pip
+UV_FROM = --index-strategy unsafe-best-match $(addprefix --index-url ,$(call pip,index-url)) \
+	$(addprefix --extra-index-url ,$(call pip,extra-index-url)) $(addprefix --find-links ,$(call pip,find-links))
+pip = $(shell $(PYTHON) -m pip config get global.$(1) 2>/dev/null)
+
 # PyTorch's CPU build comes from the configured package index where that has it, else from PyTorch's own.
 .venv/.ready: pyproject.toml requirements.lock
 	@echo "== setting up .venv (PyTorch for CPU, vLLM for CPU, and the rest: a few minutes, once) =="
@@ -34,11 +40,10 @@ help:
 		{ echo "error: $(PYTHON) is older than Python 3.11; run make PYTHON=python3.11 (or newer)"; exit 2; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q uv
-	$(BIN)/python -m pip install -q "torch==2.13.0+cpu" 2>/dev/null || \
-		$(BIN)/uv pip install -q --python $(BIN)/python --torch-backend cpu "torch==2.13.0"
-	$(BIN)/python -m pip install -q -c requirements.lock -e ".[cpu,dev,docs,eval,ray,real,retrieval,sweep,wandb]"
+	$(UV) install -q $(UV_FROM) "torch==2.13.0+cpu" 2>/dev/null || $(UV) install -q --torch-backend cpu "torch==2.13.0"
+	$(UV) install -q $(UV_FROM) -c requirements.lock -e ".[cpu,dev,docs,eval,ray,real,retrieval,sweep,wandb]"
 	@# The index's builds of these three do not match CPU PyTorch, and break importing transformers.
-	-$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	-$(UV) uninstall -q torchvision torchaudio torchcodec
 	@touch $@
 
 demo: .venv/.ready
