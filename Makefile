@@ -79,10 +79,10 @@ check: .venv/.ready
 	@$(MAKE) --no-print-directory --jobs 2 lint fast
 
 fast: .venv/.ready
-	$(BIN)/python -m pytest -n 2 -m "not slow and not engine and not browser"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not engine and not browser"
 
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 bench: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.search

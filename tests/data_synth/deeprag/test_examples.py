@@ -24,7 +24,7 @@ def explore(seed: int) -> SearchResult:
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_examples_follow_the_trajectory_with_the_fewest_retrievals(seed: int):
     result = explore(seed)
     pairs = preference_pairs(QUESTION, PROMPT, result)

@@ -30,7 +30,7 @@ def search(seed: int, config: SearchConfig, *, whole: bool = False):
 
 
 @given(st.integers(0, 10_000), st.integers(0, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_keeps_the_correct_trajectory_with_the_fewest_or_most_retrievals(seed: int, max_steps: int):
     config = SearchConfig(max_steps=max_steps)
     result, model = search(seed, config)
@@ -85,7 +85,7 @@ def test_guided_search_restricts_every_line_and_finds_the_same():
 
 
 @given(st.integers(0, 10_000), st.integers(20, 400))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_branch_that_is_too_long_does_not_drop_the_others(seed: int, context: int):
     """F6: one overlong branch rejected the whole question."""
 

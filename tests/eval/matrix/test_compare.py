@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.matrices import add_cell, numbered
 
@@ -45,7 +45,6 @@ def test_compares_cells_question_by_question(tmp_path: Path) -> None:
         compare_cells(tmp_path, "few/s/d/none/0")
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
 def test_holms_correction_keeps_the_order_of_p_values(p_values: list[float]) -> None:
     corrected = holm(p_values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.trajectories import step, trajectory
 
@@ -20,7 +20,6 @@ def test_bins_ece_and_brier_score() -> None:
     assert reliability([]) is None
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=2, max_size=60), st.data())
 def test_reliability_of_parts_adds_up(decisions: list[tuple[float, bool]], data: st.DataObject) -> None:
     whole = reliability(decisions)

@@ -75,7 +75,7 @@ steps = st.builds(
 
 
 @given(st.builds(Trajectory, question_id=texts, question=texts, strategy=texts, steps=st.lists(steps, max_size=4)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_packed_steps_lose_nothing(trajectory: Trajectory):
     passages = Passages()
     packed = json.loads(pack_trajectory(trajectory, passages, {}))

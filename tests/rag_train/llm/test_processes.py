@@ -26,6 +26,7 @@ class Engine:
 if __name__ == "__main__":
     import program
     tie(("program", "Engine", "run"))
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if the tests run under nohup
     multiprocessing.get_context(sys.argv[1]).Process(target=program.Engine.run).start()
     signal.pause()
 """

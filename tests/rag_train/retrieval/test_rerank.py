@@ -153,7 +153,7 @@ def test_batches_score_like_single_pairs(
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=80)  # includes halves of surrogate pairs
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(pairs=st.lists(st.tuples(ANY_TEXT, ANY_TEXT), max_size=6))
 def test_scores_any_text(
     cross_encoder: CrossEncoderReranker, one_by_one: Callable[[Pair], float], pairs: list[Pair]

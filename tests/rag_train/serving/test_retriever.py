@@ -81,7 +81,7 @@ def test_client_returns_the_results_of_the_retriever(bm25: RetrievalClient) -> N
         bm25.search(["film"], 0)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.text(st.characters(exclude_categories=())), max_size=4))
 def test_any_text_is_a_query(bm25: RetrievalClient, queries: list[str]) -> None:
     assert bm25.search(queries, 3) == INDEX.search(queries, 3)

@@ -46,7 +46,7 @@ def answer(spec: str, *texts: str) -> tuple[Trajectory, Found]:
 
 
 @pytest.mark.parametrize("mode", ["adaptive", "parametric", "retrieve"])
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.lists(st.sampled_from(PIECES), max_size=6).map("".join), min_size=1, max_size=8))
 def test_any_text_ends_within_the_stated_calls_and_searches(mode: str, texts: list[str]):
     got, found = answer(f"deeprag,mode={mode},max_steps=3", *texts)

@@ -30,7 +30,7 @@ def test_ends_with_a_model_that_writes_one_text(name: str, model):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     model=st.sampled_from([model for model in MODELS if model not in FIXED]),
     retriever=st.sampled_from(RETRIEVERS),

@@ -60,9 +60,12 @@ def test_every_strategy_runs_on_the_real_engine(mini_world, mini_model: Path, mi
 
     async def go() -> None:
         with_attention = TransformersEngine.start(str(mini_model))
-        for name in STRATEGIES:
+
+        async def ask(name: str) -> list[Trajectory]:
             llm = with_attention if name == "dragin" else mini_engine
-            got = await Answers(tmp_path, name, {}).ask(Kit(llm, bm25, retrievers=kinds), questions)
+            return await Answers(tmp_path, name, {}).ask(Kit(llm, bm25, retrievers=kinds), questions)
+
+        for name, got in zip(STRATEGIES, await asyncio.gather(*map(ask, STRATEGIES)), strict=True):
             assert [t.question_id for t in got] == [q.id for q in questions]
             for trajectory in got:
                 assert trajectory.error is None and trajectory.strategy == name

@@ -18,7 +18,7 @@ texts = st.text(alphabet="ab .?\n:é漢", min_size=1, max_size=12)
 documents = st.lists(st.tuples(texts, st.booleans()), min_size=1, max_size=8)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(documents, min_size=1, max_size=4), st.integers(1, 60), st.booleans())
 def test_truncated_example_ends_with_trained_segment(
     parts: list[list[tuple[str, bool]]], max_tokens: int, complete: bool

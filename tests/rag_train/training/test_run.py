@@ -84,7 +84,7 @@ def test_example_without_trained_segment_is_dropped(tmp_path: Path):
     assert (len(rows), report.untrained) == (1, 1)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.text(alphabet="ab .?\n:é漢😀'", max_size=8), st.booleans()), min_size=1, max_size=6))
 def test_segments_are_tokenised_as_one_text(parts: list[tuple[str, bool]]):
     segments = [Segment(text=text, trained=trained) for text, trained in parts]

@@ -148,7 +148,7 @@ def reloaded(saved: Path) -> list[BM25Index]:
 VOCABULARY = sorted({word for p in PASSAGES for word in p.text.split()})
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     queries=st.lists(st.text() | st.lists(st.sampled_from(VOCABULARY)).map(" ".join), max_size=4),
     k=st.integers(1, 400),
@@ -187,7 +187,7 @@ class Killed(BaseException):
     """Ends a build like a kill: the code under test does not catch it."""
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(after=st.integers(0, 299), shard=st.integers(1, 120))
 @pytest.mark.slow
 def test_resumed_build_writes_the_same_files(

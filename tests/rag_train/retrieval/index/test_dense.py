@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, BertConfig, BertModel, DPRConfig, DPRContextEncoder, DPRQuestionEncoder
 
@@ -274,7 +274,6 @@ MATRIX = st.integers(1, 40).flatmap(
 )
 
 
-@settings(deadline=None)  # the first example compiles the loop
 @given(queries=MATRIX, vectors=MATRIX, k=st.integers(1, 12), block=st.integers(1, 50))
 def test_largest_products_equal_those_of_sorting(queries, vectors, k: int, block: int):
     """The vectors are small whole numbers, so that many products are equal."""

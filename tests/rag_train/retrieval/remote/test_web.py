@@ -174,7 +174,7 @@ def searxng(running: Server) -> WebRetriever:
     return WebRetriever("searxng", running.url, retries=0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(payload=st.lists(json_values, max_size=3).map(lambda hits: {"results": hits}) | json_values, query=st.text())
 def test_survives_any_json(running: Server, searxng: WebRetriever, payload: object, query: str) -> None:
     running.reply = lambda _: (200, {}, json.dumps(payload).encode())
