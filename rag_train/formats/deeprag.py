@@ -35,11 +35,19 @@ STOP_LINE = ["\n"]
 STOP_SEARCH = ["\n" + CONTEXT, "\n" + QUESTION, SEARCH]
 """Stop strings for adaptive generation, at the points where the harness has to act."""
 
-MOVE = r"(Follow up: [^\n]+|So the final answer is: [^\n]+)\n"
+_LINE = r" [^\s][^\n]*\n"
+
+MOVE = f"(Follow up:{_LINE}|So the final answer is:{_LINE})"
 """Regular expression of the controller's next move, for guided decoding."""
 
-ANSWER = r" [^\n]+\n"
+ANSWER = _LINE
 """Regular expression of an answer after its marker, for guided decoding."""
+
+TURN = (
+    f"(Follow up:{_LINE}Intermediate answer:{_LINE})*"
+    rf"(Follow up:{_LINE}Let's search the question in Wikipedia\.|So the final answer is:{_LINE})"
+)
+"""Regular expression of what the controller writes until the harness has to search or the transcript ends."""
 
 _SPACE = re.compile(r"\s+")
 _MARKER = re.compile(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import ClassVar, Literal
 
@@ -36,6 +36,8 @@ class DeepRAG(Strategy):
     """Maximum number of subqueries, also unanswered ones, after which the controller must answer."""
     max_tokens: int = 256
     """Maximum number of tokens of an engine call."""
+    guided: bool = False
+    """Restrict decoding to the format, for models that were not trained on it."""
     threshold: float = 0.5
     """adaptive: search if the probability of that decision is at least this value. 0.5 follows the controller's own
     decisions; a lower value searches more often, because a wrong parametric answer is worse than a needless
@@ -44,7 +46,7 @@ class DeepRAG(Strategy):
     async def solve(self, run: Run) -> Trajectory:
         question = run.question
         prompt = task_prompt(question.question, "deeprag" if self.kit.instructions else None)
-        controller = Controller(run.log(), as_turn(self.kit.llm.tokenizer, prompt))
+        controller = Controller(run.log(), as_turn(self.kit.llm.tokenizer, prompt), guided=self.guided)
         return run.done(await (self._adaptive if self.mode == "adaptive" else self._forced)(run, controller))
 
     async def _adaptive(self, run: Run, controller: Controller) -> str | None:
@@ -55,6 +57,9 @@ class DeepRAG(Strategy):
         chances: list[float | None] = []
         sampling = Sampling(max_tokens=self.max_tokens, stop=tuple(deeprag.STOP_SEARCH), logprobs=5)
         while True:
+            if self.guided:
+                pattern = deeprag.ANSWER + deeprag.TURN if text else deeprag.TURN
+                sampling = replace(sampling, regex=pattern)
             completion = await controller.log.complete("controller", controller.prompt + text, sampling)
             written, search, seen = self._decide(completion)
             text += written

@@ -1,6 +1,7 @@
 """DeepRAG's loop: a controller that does not keep to the grammar makes a bounded number of calls and searches."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -78,3 +79,24 @@ def test_a_search_that_was_only_written_is_not_a_retrieval():
     got, found = answer("deeprag", said, f" 1815\n{deeprag.FINAL} 1815")
     assert [(s.decision, bool(s.passages)) for s in got.steps] == [("parametric", False), ("retrieve", True)]
     assert found.queries == ["When?"] and got.answer == "1815" and "cut" not in got.notes
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_a_guided_controller_keeps_to_the_grammar(data: st.DataObject):
+    """Whatever a guided engine writes, every step has a subquery and an answer, and there is a final answer."""
+    written = []
+
+    class Guided(Says):
+        async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+            assert sampling.regex
+            text = data.draw(st.from_regex(sampling.regex, fullmatch=True, alphabet=st.characters(codec="ascii")))
+            written.append(text)
+            head, search, _ = text.partition(SEARCH)
+            return replace(completion(head, sampling), text=head, stop=search or None)
+
+    kit = Kit(Guided(""), Found([Passage(id="p", title="T", text="Text.")]), instructions=False)  # pyright: ignore
+    question = Question(id="q", question="Who?", answers=["x"])
+    got = asyncio.run(build("deeprag,guided=true,max_steps=4", kit).answer(question))
+    assert got.answer and all(step.subquery and step.answer for step in got.steps)
+    assert "cut" in got.notes or got.retrievals == sum(text.endswith(SEARCH) for text in written)
