@@ -19,6 +19,7 @@ from rag_train.strategies.base import interleave
 from rag_train.strategies.baselines import (
     adaptive_rag,
     auto_rag,
+    chatqa,
     genground,
     ircot,
     iter_retgen,
@@ -104,6 +105,8 @@ def _readers(out: Examples, question: Question, first: list[Passage], everything
         if len(_answerable(question, passages)) == len(question.decomposition):
             for name, thought in (("read", ""), ("reason", reasoning)):
                 out.write("reader", reader.render(text, answer, passages, reasoning=thought), f"{place}/{name}")
+            if place == "first":
+                out.write("chatqa", [(chatqa.turns(text, passages, False), False), (f" {answer}\n", True)], place)
 
 
 def _ircot(out: Examples, question: Question, passages_by_query: Mapping[str, list[Passage]]) -> None:

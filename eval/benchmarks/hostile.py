@@ -58,6 +58,7 @@ BOUNDS = {
     "cot": Bound(2, 0),
     "rag": Bound(1, 1),
     "cot-rag": Bound(2, 1),
+    "cot-retrieve": Bound(2, 1),
     "oracle": Bound(1, 1),
     "two-hop-rag": Bound(1, 4),
     "ircot": Bound(6, 5),
@@ -74,13 +75,14 @@ BOUNDS = {
     "uar": Bound(5, 1),
     "adaptive-retrieval": Bound(1, 1),
     "adaptive-rag": Bound(7, 5),
-    "auto-rag": Bound(10, 5),
+    "auto-rag": Bound(21, 10),
     "self-rag": Bound(4, 1),
     "rq-rag": Bound(25, 12),
     "metarag": Bound(30, 6),
     "genground": Bound(10, 5),
     "resp": Bound(11, 3),
     "rankrag": Bound(21, 1),
+    "chatqa": Bound(1, 1),
 }
 """The stated bound of each strategy. The oracle searches once for each annotated hop."""
 

@@ -35,6 +35,8 @@ UNMEASURED = {
     "verbs": "a part-of-speech tagger",
     "information_gain": "an LLM judge",
     "examples": "the counts of a synthesis run",
+    "route_accuracy": "questions of all four kinds",
+    "error_share": "a person who reads the errors",
 }
 """Metrics that cannot be counted from trajectories, and what they need."""
 

@@ -32,10 +32,20 @@ Cost = Literal["steps", "rounds", "input_tokens", "output_tokens"]
 """Costs per question. A round is a cycle of retrieval and generation, with any number of queries."""
 PlanMetric = Literal["depth_share", "depth_count", "information_gain"]
 """Questions whose plan has a given depth, in percent and in number; a judge's score from 1 to 10."""
+ModuleMetric = Literal["route_accuracy", "error_share"]
+"""Share of the questions that a router classifies correctly; share of the errors that are of one kind."""
 WordCount = Literal["wh_words", "nouns", "verbs", "conjunctions"]
 """Average number of words of a class in a subquery."""
 PrintedMetric = Literal[
-    AnswerMetric, RetrievalMetric, DecisionMetric, RetrievalCount, Cost, PlanMetric, WordCount, "examples"
+    AnswerMetric,
+    RetrievalMetric,
+    DecisionMetric,
+    RetrievalCount,
+    Cost,
+    PlanMetric,
+    ModuleMetric,
+    WordCount,
+    "examples",
 ]
 """Metric of a printed column; examples: number of training examples."""
 Training = Literal["none", "sft", "dpo", "classifier", "released"]
@@ -77,7 +87,7 @@ class Row(Record):
 
 
 class PublishedTable(Record):
-    """A numbered table, or a figure whose numbers, or at least whose comparison, the text gives."""
+    """A numbered table, a figure whose numbers, or at least whose comparison, the text gives, or numbers of the text."""
 
     title: str
     """Caption as printed; our own title if the text of the paper came without captions."""

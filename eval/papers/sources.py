@@ -31,7 +31,7 @@ STANDS_FOR: dict[str, str] = {
 
 MODELS: dict[tuple[str, str, str], str] = {
     ("cot", "sft", ""): "taught",
-    ("cot-rag", "sft", ""): "taught",
+    ("cot-retrieve", "sft", ""): "taught",
     ("deeprag", "sft", ""): "stage1",
     ("deeprag", "sft", "search.variant=most"): "stage1-most",
     ("deeprag", "sft", "search.variant=random"): "stage1-random",
@@ -122,7 +122,7 @@ class MiniWorldSource:
         tuned = {other.strategy for other in table.rows if other.group == row.group and other.trained == "sft"}
         if "dualrag" in tuned:
             return "student"
-        return "base" if row.strategy in tuned & {"cot", "cot-rag"} else "taught"
+        return "base" if row.strategy in tuned & {"cot", "cot-retrieve"} else "taught"
 
     def question_set(self, dataset: str) -> str:
         return STANDS_FOR.get(dataset, "single")

@@ -25,7 +25,10 @@ Mode = Literal["adaptive", "parametric", "retrieve"]
 
 @dataclass(frozen=True)
 class DeepRAG(Strategy):
-    """Decompose the question; answer each subquery from memory or search for it."""
+    """Decompose the question; answer each subquery from memory or search for it.
+
+    Ours: the bounds on steps and tokens; the paper bounds the history only in the search for training data.
+    """
 
     paper: ClassVar = "DeepRAG (Guan et al. 2025), section 3.1"
     needs: ClassVar = ("a Stage I or Stage II checkpoint",)

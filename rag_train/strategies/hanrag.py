@@ -14,7 +14,11 @@ ROLE = "revelator"
 
 @dataclass(frozen=True)
 class HANRAG(Strategy):
-    """Route the question by its type; answer the sub-questions of a compound question at the same time."""
+    """Route the question by its type; answer the sub-questions of a compound question at the same time.
+
+    Ours: a complex question, too, ends with a call that combines the answers of its steps, and a question whose
+    passages are all filtered out is answered from memory; the paper leaves both open.
+    """
 
     paper: ClassVar = "HANRAG (Sun et al. 2025), section 4.1, appendix G"
     needs: ClassVar = ("a Revelator checkpoint or a strong model (role revelator)",)
@@ -29,7 +33,8 @@ class HANRAG(Strategy):
     """Write a new seed question for each round; false: search for the question itself in each round (appendix
     E)."""
     max_steps: int = 5
-    """Maximum number of rounds for a complex question, and of sub-questions for a compound question."""
+    """Maximum number of rounds for a complex question, and of sub-questions for a compound question. The paper's
+    limit is printed as 4.5 (appendix E), which is no number of rounds."""
 
     async def solve(self, run: Run) -> Trajectory:
         question = run.question

@@ -17,7 +17,11 @@ SEARCHERS: tuple[Searcher, ...] = ("sparse", "dense", "web")
 
 @dataclass(frozen=True)
 class LevelRAG(Strategy):
-    """Decompose the question, search with every low-level searcher, summarize, verify and supplement."""
+    """Decompose the question, search with every low-level searcher, summarize, verify and supplement.
+
+    Ours: passages of several queries or searchers are interleaved by rank, and if no query of the sparse searcher
+    is sufficient, the best passages of all of them are returned.
+    """
 
     paper: ClassVar = "LevelRAG (Zhang et al. 2025), section 3, Algorithm 1; ablations: tables 2 and 3"
     needs: ClassVar = ("a Lucene index (sparse), a dense index (dense) or web search (web)",)
@@ -34,9 +38,9 @@ class LevelRAG(Strategy):
     feedback: bool = True
     """Sparse and dense: refine the query until the retrieved passages are sufficient."""
     max_rounds: int = 3
-    """Maximum number of rounds of atomic queries."""
+    """Maximum number of rounds of atomic queries. Ours: the paper goes on until the summaries suffice."""
     max_queries: int = 6
-    """Maximum number of atomic queries in a round."""
+    """Maximum number of atomic queries in a round. Ours: the model decides in the paper."""
     depth: int = 3
     """Sparse: depth of the breadth-first search."""
     max_refinements: int = 27

@@ -16,7 +16,12 @@ from rag_train.strategies.baselines.selfrag import reflect
 
 @dataclass(frozen=True)
 class PlanRAG(Strategy):
-    """Plan a DAG of atomic subqueries; answer each from passages and the answers of its parents."""
+    """Plan a DAG of atomic subqueries; answer each from passages and the answers of its parents.
+
+    A node begins when its parents are answered, without waiting for its depth (Algorithm 1), so that no answer
+    changes and the longest path decides the time. Ours: the plan is JSON, and is repaired; a plan that cannot be
+    repaired is replaced by the question.
+    """
 
     paper: ClassVar = "PlanRAG (Verma et al. 2025), section 4, appendix D"
     needs: ClassVar = ("a planner checkpoint or a strong model (role planner)",)

@@ -15,6 +15,7 @@ from rag_train.strategies.base import Kit, Strategy
 from rag_train.strategies.baselines.adaptive_rag import AdaptiveRAG
 from rag_train.strategies.baselines.adaptive_retrieval import AdaptiveRetrieval
 from rag_train.strategies.baselines.auto_rag import AutoRAG
+from rag_train.strategies.baselines.chatqa import ChatQA
 from rag_train.strategies.baselines.dragin import DRAGIN
 from rag_train.strategies.baselines.flare import FLARE
 from rag_train.strategies.baselines.genground import GenGround
@@ -57,6 +58,7 @@ STRATEGIES: dict[str, tuple[type[Strategy], dict[str, Any]]] = {
     "cot": (ChainOfThought, {}),
     "rag": (VanillaRAG, {}),
     "cot-rag": (VanillaRAG, {"reason": True}),
+    "cot-retrieve": (VanillaRAG, {"reason": True, "examples": True}),
     "oracle": (Oracle, {}),
     "two-hop-rag": (TwoHopRAG, {}),
     "ircot": (IRCoT, {}),
@@ -80,6 +82,7 @@ STRATEGIES: dict[str, tuple[type[Strategy], dict[str, Any]]] = {
     "genground": (GenGround, {}),
     "resp": (ReSP, {}),
     "rankrag": (RankRAG, {}),
+    "chatqa": (ChatQA, {}),
 }
 """Class and preset settings of each strategy, by name."""
 

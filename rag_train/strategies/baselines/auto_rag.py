@@ -26,14 +26,15 @@ DOCUMENT = Task("auto_rag_document", "Document:", max_tokens=128)
 class AutoRAG(Strategy):
     """In each round, write a query or the answer; after too many rounds, write the documents from memory.
 
-    Simplification: in place of free text, the model writes a JSON object with thought, query and answer.
+    Simplification: in place of free text, the model writes a JSON object with thought, query and answer. The limits
+    are those of the authors' code.
     """
 
     paper: ClassVar = "Yu et al. 2024 (Auto-RAG, Algorithm 1); baseline of DeepRAG"
 
-    retrievals: int = 5
+    retrievals: int = 10
     """Maximum number of rounds with retrieval."""
-    recalls: int = 2
+    recalls: int = 5
     """Maximum number of further rounds, with documents that the model writes itself."""
 
     async def solve(self, run: Run) -> Trajectory:

@@ -32,7 +32,7 @@ class DRAGIN(Strategy):
     needs: ClassVar = ("attention weights (the transformers engine)",)
 
     threshold: float = 1.0
-    """Threshold for the product of entropy (in nats) and attention."""
+    """Threshold for the product of entropy (in nats) and attention. Ours: the paper tunes it for each dataset."""
     query_words: int = 25
     """Maximum number of words of a query."""
     max_sentences: int = 8

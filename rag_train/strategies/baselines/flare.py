@@ -26,7 +26,7 @@ class FLARE(Strategy):
     needs: ClassVar = ("log-probabilities",)
 
     theta: float = 0.8
-    """Retrieve if a token of the sentence has a lower probability."""
+    """Retrieve if a token of the sentence has a lower probability. Ours: the paper tunes it for each dataset."""
     beta: float = 0.4
     """Tokens with a lower probability are not part of the query."""
     max_sentences: int = 8

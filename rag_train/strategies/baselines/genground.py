@@ -29,7 +29,11 @@ GROUND = Task("genground_ground", "Answer:")
 
 @dataclass(frozen=True)
 class GenGround(Strategy):
-    """Generate the next sub-question and answer it from memory; retrieve with both and correct the answer."""
+    """Generate the next sub-question and answer it from memory; retrieve for it and correct the answer.
+
+    Ours: the first batch with evidence corrects the answer in one call, which does not cite the evidence first. The
+    model is prompted, as in DualRAG's tables, not distilled.
+    """
 
     paper: ClassVar = "Shi et al. 2024; baseline of DualRAG"
 
@@ -47,7 +51,7 @@ class GenGround(Strategy):
             if hop is None or hop.final or not hop.question.strip():
                 last = hop.answer if hop and hop.answer.strip() else last
                 break
-            passages = await run.search(f"{hop.question} {hop.answer}")
+            passages = await run.search(hop.question)
             answer = hop.answer
             for start in range(0, len(passages), self.batch):
                 fields = [
@@ -59,7 +63,7 @@ class GenGround(Strategy):
                 if grounded and grounded.lower() != "empty":
                     answer = grounded
                     break
-            run.retrieved(hop.question, passages, answer, queries=[f"{hop.question} {hop.answer}"])
+            run.retrieved(hop.question, passages, answer)
             known.append(f"Q={hop.question} A={answer}")
             last = answer
         else:

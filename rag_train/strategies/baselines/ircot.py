@@ -15,12 +15,15 @@ END = "the answer is"
 
 @dataclass(frozen=True)
 class IRCoT(Strategy):
-    """Alternate between writing a sentence and searching with it until a sentence states the answer; then read."""
+    """Alternate between writing a sentence and searching with it until a sentence states the answer; then read.
+
+    Ours: an instruction in place of the in-context examples, and a reader that answers directly.
+    """
 
     paper: ClassVar = "Trivedi et al. 2023; baseline of DualRAG, HANRAG and LevelRAG"
 
     max_steps: int = 5
-    """Maximum number of sentences."""
+    """Maximum number of sentences (DualRAG's limit, section 4.3; 8 in IRCoT)."""
     most_passages: int = 15
     """Maximum number of passages to keep (the paper's limit)."""
 

@@ -14,7 +14,10 @@ DOCUMENT = Task("itrg", "Document:", max_tokens=128)
 
 @dataclass(frozen=True)
 class IterRetGen(Strategy):
-    """Answer with a chain of thought, search with question and thought, and repeat."""
+    """Answer with a chain of thought, search with question and thought, and repeat.
+
+    Ours: the number of iterations, and that ITRG's answer is read from its last document.
+    """
 
     paper: ClassVar = "Iter-RetGen (Shao et al. 2023); ITRG (Feng et al. 2023), baseline of LevelRAG"
 

@@ -24,7 +24,7 @@ class IterDRAG(Strategy):
     paper: ClassVar = "Yue et al. 2024; baseline of DeepRAG"
 
     max_steps: int = 5
-    """Maximum number of sub-queries."""
+    """Maximum number of sub-queries (5 in the paper)."""
 
     async def solve(self, run: Run) -> Trajectory:
         question = run.question

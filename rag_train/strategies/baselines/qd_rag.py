@@ -23,7 +23,7 @@ class QDRAG(Strategy):
     subquery: bool = False
     """Retrieve for every sub-query (SubQ); false: retrieve once, for the question."""
     max_steps: int = 6
-    """Maximum number of sub-queries."""
+    """Maximum number of sub-queries. Ours: the paper sets no limit."""
 
     async def solve(self, run: Run) -> Trajectory:
         queries = await self._decompose(run)

@@ -17,13 +17,16 @@ _FIRST = Sampling(max_tokens=1, logprobs=20)
 
 @dataclass(frozen=True)
 class RankRAG(Strategy):
-    """Retrieve many passages, score each by the probability of "True", and read the best."""
+    """Retrieve many passages, score each by the probability of "True", and read the best.
+
+    The same model ranks and reads. As no trained checkpoint is public, any model is prompted for both.
+    """
 
     paper: ClassVar = "Yu et al. 2024 (RankRAG), section 4.3; baseline of LevelRAG"
     needs: ClassVar = ("log-probabilities",)
 
     candidates: int = 20
-    """Number of passages to rank (100 in the paper)."""
+    """Number of passages to rank (100 in the paper). Ours: 20, because each takes a call."""
 
     async def solve(self, run: Run) -> Trajectory:
         question = run.question

@@ -17,7 +17,10 @@ ACTION = re.compile(r"(search|finish)\s*\[((?:[^\[\]]|\[[^\[\]]*\])*)", re.IGNOR
 
 @dataclass(frozen=True)
 class ReAct(Strategy):
-    """Alternate between a thought, an action (Search[...] or Finish[...]) and an observation."""
+    """Alternate between a thought, an action (Search[...] or Finish[...]) and an observation.
+
+    Ours: without an answer after the last action, the question is answered from the passages found.
+    """
 
     paper: ClassVar = "Yao et al. 2023; PlanRAG, appendix C; LevelRAG, appendix B"
 
@@ -27,7 +30,7 @@ class ReAct(Strategy):
     k: int = 1
     """Number of passages per search; more passages make the context too long (PlanRAG, appendix C)."""
     max_steps: int = 6
-    """Maximum number of actions."""
+    """Maximum number of actions. Ours: PlanRAG and LevelRAG do not state theirs."""
 
     async def solve(self, run: Run) -> Trajectory:
         question = run.question

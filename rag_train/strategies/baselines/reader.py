@@ -25,7 +25,11 @@ class Direct(Strategy):
 
 @dataclass(frozen=True)
 class ChainOfThought(Strategy):
-    """Answer from memory with a chain of thought."""
+    """Answer from memory with a chain of thought.
+
+    Ours: the eight examples, which DeepRAG takes from its training data. With a checkpoint of recipes/cot_sft.yaml,
+    this is CoT*.
+    """
 
     paper: ClassVar = "Wei et al. 2022; DeepRAG, section 4.2"
 
@@ -37,7 +41,10 @@ class ChainOfThought(Strategy):
 
 @dataclass(frozen=True)
 class VanillaRAG(Strategy):
-    """Retrieve passages for the question and answer from them."""
+    """Retrieve passages for the question and answer from them.
+
+    With a checkpoint of recipes/cot_sft.yaml, cot-retrieve is CoT-Retrieve*.
+    """
 
     paper: ClassVar = "Lewis et al. 2020; all five papers (k = 5, 10, 200)"
 
@@ -45,11 +52,14 @@ class VanillaRAG(Strategy):
     """Number of passages; null: the same number as for other strategies."""
     reason: bool = False
     """Reason before answering (CoT-RAG: PlanRAG, appendix B; CoT-Retrieve: DeepRAG, section 4.2)."""
+    examples: bool = False
+    """With ``reason``: the eight examples of chain of thought before the passages (CoT-Retrieve). Ours: the examples
+    have no passages."""
 
     async def solve(self, run: Run) -> Trajectory:
         question = run.question
         found = await run.search(question.question, self.k)
-        name = "cot_rag" if self.reason else "rag"
+        name = "cot" if self.examples else "cot_rag" if self.reason else "rag"
         reasoning, answer = await run.read(question.question, found, name=name, reason=self.reason)
         run.retrieved(question.question, found, answer)
         return run.done(answer, reasoning)
@@ -57,7 +67,10 @@ class VanillaRAG(Strategy):
 
 @dataclass(frozen=True)
 class Oracle(Strategy):
-    """Read the question's gold passages or, without them, the passages retrieved for its gold subqueries."""
+    """Read the question's gold passages or, without them, the passages retrieved for its gold subqueries.
+
+    Ours: DualRAG's table 2 has a row of this name and no definition of it.
+    """
 
     paper: ClassVar = "the usual upper bound for reading; LevelRAG, section 4 (retrieval success)"
     needs: ClassVar = ("gold annotations",)

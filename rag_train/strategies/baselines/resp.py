@@ -23,7 +23,7 @@ class ReSP(Strategy):
     paper: ClassVar = "Jiang et al. 2024 (ReSP); baseline of LevelRAG"
 
     iterations: int = 3
-    """Maximum number of retrievals."""
+    """Maximum number of retrievals. Ours: LevelRAG does not state it."""
 
     async def solve(self, run: Run) -> Trajectory:
         question = run.question

@@ -15,7 +15,10 @@ DECIDE = Task("taare", "Answer:", Literal["[Yes]", "[No]"], max_tokens=8)
 
 @dataclass(frozen=True)
 class TAARE(Strategy):
-    """Ask the model whether the question needs external knowledge; if so, retrieve before answering."""
+    """Ask the model whether the question needs external knowledge; if so, retrieve before answering.
+
+    Ours: two worked examples, one for each decision, in place of the paper's demonstrations.
+    """
 
     paper: ClassVar = "Zhang et al. 2024 (RetrievalQA); baseline of DeepRAG"
 

@@ -7,6 +7,7 @@ from importlib.resources import files
 import pytest
 import yaml
 from pydantic import ValidationError
+from support.paths import ROOT
 
 from rag_train.errors import UserError
 from rag_train.eval.papers.printed import PAPERS, Paper, PaperClaim, PublishedTable, papers, table
@@ -60,7 +61,7 @@ UNDECIDED = {
     *("deeprag-decomposes", "deeprag-strong-models-close"),
     *("dualrag-tuned-queries", "dualrag-tokens", "dualrag-more-at-once"),
     *("dualrag-two-iterations-suffice", "dualrag-scaling-genground"),
-    *("hanrag-ending-accuracy", "levelrag-rankrag"),
+    *("hanrag-figure", "hanrag-ending-accuracy", "levelrag-rankrag"),
     *("planrag-planner", "planrag-depth-optimal", "planrag-depth-exceeded", "planrag-tokens"),
 }
 """Claims about figures without numbers, and claims of closeness without a number."""
@@ -88,6 +89,29 @@ def test_strategies_datasets_and_claim_ids_are_known(name: str):
         for column in published.columns:
             assert set((column.dataset or "hotpotqa").split("+")) <= {*FORMATS, "compound"}
     assert all(claim.id.startswith(f"{name}-") for claim in paper.claims)
+
+
+def test_every_way_of_answering_has_a_strategy():
+    """The rows left are modules, counts of examples, and models of which the paper states no method."""
+    without = {
+        (name, id, row.name)
+        for name, paper in papers().items()
+        for id, published in paper.tables.items()
+        for row in published.rows
+        if row.strategy is None and any(column.metric != "examples" for column in published.columns)
+    }
+    modules = {("dualrag", "table8", name) for name in ("Infer", "EI", "KS")}
+    assert without == {("deeprag", "table6", "QwQ-32B"), ("deeprag", "table6", "gpt-4o-turbo"), *modules}
+
+
+def test_the_docs_count_what_is_printed():
+    tables = [published for paper in papers().values() for published in paper.tables.values()]
+    numbers = sum(value is not None for published in tables for row in published.rows for value in row.values)
+    claims = sum(len(paper.claims) for paper in papers().values())
+    contradicted = f"{len(CONTRADICTED)} of the claims are contradicted"
+    text = " ".join((ROOT / "docs/site/howto/evaluate.md").read_text(encoding="utf-8").split())
+    assert f"{len(tables)} tables and figures with {numbers:,} numbers, and {claims} claims" in text
+    assert contradicted in text
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -120,6 +144,8 @@ def test_yaml_keys_are_unique(name: str):
         ("hanrag", "table1", "Self-RAG", "triviaqa-accuracy", 57.00),
         ("hanrag", "table2", "No retrieval", "compound-accuracy", None),
         ("hanrag", "table6", "-Ending discriminator", "musique-rounds", 4.56),
+        ("hanrag", "router", "Revelator", "route-accuracy", 83.93),
+        ("dualrag", "errors", "LLM reasoning hallucinations", "share", 75),
         ("planrag", "table1", "Depth 2", "strategyqa-count", 1175),
         ("planrag", "table2", "Llama3.1-instruct8B / Vanilla-RAG", "popqa-accuracy", 39.1),
         ("planrag", "table3", "Llama2 13B / Plan-Self-RAG", "musique-accuracy", 16.72),
@@ -205,7 +231,7 @@ def test_values_printed_twice_agree(paper: str, first: tuple[str, str], second: 
         (
             "hanrag",
             "x",
-            "unknown table 'x' of hanrag; choose one of table1, table2, table3, table4, table5, table6",
+            "unknown table 'x' of hanrag; choose one of table1, table2, table3, table4, table5, table6, figure3, router",
         ),
     ],
 )

@@ -175,3 +175,39 @@ def test_independent_work_runs_at_the_same_time():
 def test_prompts_have_no_test_question_of_the_papers():
     prompts = "".join(p.read_text(encoding="utf-8") for p in (files("rag_train") / "prompts").iterdir())
     assert not re.search("Extraño Viaje|Love In Pawn", prompts, re.IGNORECASE)
+
+
+# -- the readers and the limits of other baselines -------------------------------------------------------------
+
+
+def test_genground_retrieves_for_the_sub_question_alone():
+    hop = '{"question":"Who wrote it?","answer":"Ada","final":false}'
+    llm, found = Replay({"Next:\n": hop, "Answer:": " Grace"}), Found(PASSAGES)
+    got = answer("genground,max_steps=1", llm, found)
+    assert found.queries == ["Who wrote it?"] and got.answer == "Grace"
+
+
+def test_auto_rag_stops_after_the_rounds_of_the_authors_code():
+    found = Found(PASSAGES)
+    llm = Says(lambda prompt: '{"thought":"t","query":"more","answer":""}' if prompt.endswith("Move:\n") else " d")
+    got = answer("auto-rag", llm, found)
+    assert len(found.queries) == 10 and len(got.steps) == 15
+
+
+def test_cot_retrieve_shows_the_eight_examples_of_cot_and_the_passages():
+    llm = Replay({"Thought:": " t\nSo the final answer is: x\n"})
+    got = asyncio.run(build("cot-retrieve", Kit(llm, Found(PASSAGES))).answer(ASKED))  # pyright: ignore
+    [prompt] = llm.asked
+    examples, _, rest = prompt.partition("Context: ")
+    assert examples.count("\nQuestion: ") == 8 and "Context:" in rest
+    assert prompt.endswith("Question: Who?\nThought:") and got.answer == "x"
+
+
+def test_chatqa_reads_five_passages_in_its_turns():
+    passages = [Passage(id=str(i), title=f"T{i}", text=f"Text {i}.") for i in range(9)]
+    llm = Replay({"Assistant:": " x\nUser: more"})
+    got = asyncio.run(build("chatqa", Kit(llm, Found(passages))).answer(ASKED))  # pyright: ignore
+    [prompt] = llm.asked
+    system, *context, user, assistant = prompt.split("\n\n")
+    assert system.startswith("System: ") and (user, assistant) == ("User: Who?", "Assistant:")
+    assert context == [f"T{i} Text {i}." for i in range(5)] and got.answer == "x"
