@@ -38,11 +38,14 @@ class Rules:
     """Whether "yes", "no" and "noanswer" have an F1 of 0 with every other text."""
     nothing: float = 0.0
     """F1 of two texts that are both empty after normalization."""
+    substring: bool = False
+    """Whether an answer can be any part of an accurate prediction, as written, in lower case or capitalized."""
 
 
 HOTPOTQA = Rules(closed=True)
 RULES = {
     "hotpotqa": HOTPOTQA,  # hotpot_evaluate_v1.py; 2WikiMultihopQA's and FlashRAG's are the same
+    "popqa": Rules(closed=True, substring=True),  # run_model.py, which has no EM and no F1: they are HotpotQA's
     "musique": Rules(nothing=1.0),  # metrics/answer.py, evaluate_v1.0.py
     "squad": Rules(),  # evaluate-v1.1.py; Natural Questions is scored with it, too
     "triviaqa": Rules(normalize=normalize_trivia),  # evaluation/triviaqa_evaluation.py
@@ -61,6 +64,15 @@ def contains(prediction: str | None, answers: Sequence[str], rules: Rules = HOTP
         return False
     padded = f" {rules.normalize(prediction)} "
     return any(gold and f" {gold} " in padded for gold in map(rules.normalize, answers))
+
+
+def accurate(prediction: str | None, answers: Sequence[str], rules: Rules = HOTPOTQA) -> bool:
+    """Whether a prediction contains an answer, by ``rules``; one that says both yes and no answers neither."""
+    if prediction is not None and rules.substring:
+        return any(form in prediction for gold in answers for form in (gold, gold.lower(), gold.capitalize()))
+    if {"yes", "no"} <= set(rules.normalize(prediction or "").split()):
+        answers = [gold for gold in answers if rules.normalize(gold) not in ("yes", "no")]
+    return contains(prediction, answers, rules)
 
 
 def f1(prediction: str | None, answers: Sequence[str], rules: Rules = HOTPOTQA) -> float:

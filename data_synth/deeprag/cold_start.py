@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rag_train.answers import contains
+from rag_train.answers import accurate, contains
 from rag_train.formats import deeprag, reader
 from rag_train.formats.prompting import few_shot_prompt
 from rag_train.llm.base import LLM, Sampling
@@ -78,7 +78,7 @@ class ColdStart:
         """Examples of direct answering (the model's own answer) and of reading passages that have the answer."""
         out = []
         if own := await self._own_answer(log, question.question, self._questions):
-            answer = question.answers[0] if contains(own, question.answers) else own
+            answer = question.answers[0] if accurate(own, question.answers) else own
             out.append(_reading(question, "direct", answer, []))
         passages = await self._retriever.search(question.question, self._passages)
         if any(contains(passage.text, question.answers) for passage in passages):
@@ -142,7 +142,7 @@ def _most_similar(question: str, pool: Mapping[str, str]) -> list[tuple[str, str
 
 def _is_right(answer: str, gold: GoldStep, question: Question) -> bool:
     accepted = question.answers if gold.short in question.answers else [gold.short]
-    return contains(answer, accepted)
+    return accurate(answer, accepted)
 
 
 def _replaced(subquery: str, wrong: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
-from rag_train.answers import contains, exact_match, f1
+from rag_train.answers import accurate, exact_match, f1
 from rag_train.errors import UserError
 from rag_train.eval.metrics.measures import depth, optional_measures, rules_of
 from rag_train.schema import Question, Record, Trajectory
@@ -42,7 +42,8 @@ class Score(Record):
     em: float
     f1: float
     accuracy: float
-    """1 if a gold answer occurs in the prediction as whole words, else 0."""
+    """1 if a gold answer occurs in the prediction as whole words (PopQA: as any part), else 0. A prediction with
+    both yes and no answers no yes/no question."""
     retrievals: int
     rounds: int = 0
     steps: int
@@ -130,7 +131,7 @@ def _score(question: Question, trajectory: Trajectory) -> Score:
         hops=question.hops,
         em=float(exact_match(trajectory.answer, question.answers, rules)),
         f1=f1(trajectory.answer, question.answers, rules),
-        accuracy=float(contains(trajectory.answer, question.answers, rules)),
+        accuracy=float(accurate(trajectory.answer, question.answers, rules)),
         retrievals=trajectory.retrievals,
         rounds=trajectory.rounds,
         steps=len(trajectory.steps),

@@ -87,7 +87,7 @@ class Row(Record):
 
 
 class PublishedTable(Record):
-    """A numbered table, a figure whose numbers, or at least whose comparison, the text gives, or numbers of the text."""
+    """A numbered table, a figure whose numbers or at least comparison the text gives, or numbers of the text."""
 
     title: str
     """Caption as printed; our own title if the text of the paper came without captions."""

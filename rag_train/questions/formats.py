@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from rag_train.questions.hops import names_in, question_of, read_hop, subject_of
@@ -38,7 +39,8 @@ def accepted(values: Any) -> list[str]:
 def _wikipedia(row: Row, metadata: dict[str, Any], **more: Any) -> Question:
     """Read the fields common to HotpotQA and 2WikiMultihopQA. Some rows of 2WikiMultihopQA have no context.
 
-    ``metadata["supporting"]`` has the annotated sentences of the gold passages.
+    ``answer_aliases`` are those of 2WikiMultihopQA's ``id_aliases.json``. ``metadata["supporting"]`` has the
+    annotated sentences of the gold passages.
     """
     facts, context = (_records(row.get(field) or []) for field in ("supporting_facts", "context"))
     titles = dict.fromkeys(title for title, _ in facts)
@@ -48,7 +50,7 @@ def _wikipedia(row: Row, metadata: dict[str, Any], **more: Any) -> Question:
     return Question(
         id=row["_id"] if "_id" in row else row["id"],
         question=row["question"],
-        answers=accepted([row["answer"]]),
+        answers=accepted([row["answer"], *(row.get("answer_aliases") or [])]),
         type=row["type"],
         gold_passages=[Passage(id=t, title=t, text=paragraphs[t]) for t in titles if t in paragraphs],
         metadata=metadata | ({"supporting": supporting} if supporting else {}),
@@ -183,6 +185,10 @@ def _long_tail(row: Row) -> Question | None:
     return _popqa(row) if int(row["s_pop"]) < 100 else None
 
 
+def _flashrag_long_tail(row: Row) -> Question | None:
+    return _flashrag(row) if int(row["metadata"]["s_pop"]) < 100 else None
+
+
 def _squad(row: Row) -> Question:
     given = row["answers"]
     texts = given["text"] if isinstance(given, dict) else [answer["text"] for answer in given]
@@ -291,8 +297,8 @@ FORMATS: dict[str, Format] = {
     "2wikimultihopqa": Format(_2wikimultihopqa, [{"supporting_facts", "evidences"}]),
     "hotpotqa": Format(_hotpotqa, [{"supporting_facts", "context"}]),
     "musique": Format(_musique, [{"question_decomposition", "paragraphs"}], scoring="musique"),
-    "popqa": Format(_popqa, [{"possible_answers"}]),
-    "popqa-longtail": Format(_long_tail),
+    "popqa": Format(_popqa, [{"possible_answers"}], scoring="popqa"),
+    "popqa-longtail": Format(_long_tail, scoring="popqa"),
     "strategyqa": Format(_strategyqa, [{"qid", "facts"}]),
     "multihoprag": Format(_multihoprag, [{"question_type", "evidence_list"}], ids="missing"),
     "cag": Format(_cag, [{"docs", "answers"}], ids="duplicated"),
@@ -310,6 +316,19 @@ FORMATS: dict[str, Format] = {
     "rag-train": Format(Question.model_validate, [{"id", "question", "answers"}]),
 }
 """Formats by name. A row that has the signs of several formats is read with the first of these."""
+
+
+def in_flashrags_shape(kind: str, place: str) -> Format:
+    """Return the format of rows in FlashRAG's shape, whose answers are compared as by the dataset's own script.
+
+    These rows do not name their dataset: it is ``kind`` or, if that is "flashrag", the one that the file, its
+    folder or the configuration on the Hub is named after.
+    """
+    if kind == "flashrag":
+        words = re.findall(r"[a-z0-9]+", "/".join(Path(place).parts[-2:]).lower())
+        kind = next((word for word in words if word in FORMATS and word != kind), kind)
+    read = _flashrag_long_tail if kind == "popqa-longtail" else _flashrag
+    return Format(read, scoring=FORMATS[kind].scoring)
 
 
 def unfold(row: Row) -> Iterator[Row]:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from rag_train.errors import UserError
 from rag_train.pairs import named
-from rag_train.questions.formats import COLUMNS, FORMATS, Format, Row, by_columns, unfold
+from rag_train.questions.formats import COLUMNS, FORMATS, Format, Row, by_columns, in_flashrags_shape, unfold
 from rag_train.retrieval.corpus import parse_json, read_json_lines
 from rag_train.schema import Question
 
@@ -27,8 +27,10 @@ def load_questions(
 
     Args:
         path: a released file (JSON, JSON Lines, CSV or TSV), a file of our own format (a `Question` as JSON per
-            line), or ``hub:NAME[,CONFIG],SPLIT`` for a dataset of the Hub.
-        kind: a key of `FORMATS`; if None, recognized by the fields of the first row.
+            line), or ``hub:NAME[,CONFIG],SPLIT`` for a dataset of the Hub. 2WikiMultihopQA's ``id_aliases.json``
+            beside a file adds the aliases of its answers (evaluation script v1.1).
+        kind: a key of `FORMATS`; if None, recognized by the fields of the first row. The file can also have
+            FlashRAG's shape (see `in_flashrags_shape`).
         columns: for a file in another format, its columns (see `by_columns`).
 
     Raises:
@@ -38,16 +40,19 @@ def load_questions(
     """
     if kind is not None and kind not in FORMATS:
         raise UserError(f"unknown question format {kind!r}; the formats are {', '.join(FORMATS)}")
-    format = by_columns(columns) if columns else FORMATS[kind] if kind else None
-    remedy = (
-        "correct the row or the columns" if columns else f"fix the row to match the {kind} format, or remove it"
-    )
+    format = by_columns(columns) if columns else None
+    remedy = "correct the row or the columns"
+    aliases: dict[str, list[str]] = {}
     questions: list[Question] = []
     first_seen: dict[str, str] = {}
     for number, (where, row) in enumerate(_rows(path)):
         if format is None:
-            kind = _recognize(row, f"{path}, {where}")
-            format, remedy = FORMATS[kind], f"fix the row to match the {kind} format, or remove it"
+            kind = kind or _recognize(row, f"{path}, {where}")
+            format = in_flashrags_shape(kind, str(path)) if "golden_answers" in row else FORMATS[kind]
+            remedy = f"fix the row to match the {kind} format, or remove it"
+            aliases = _aliases(path) if kind == "2wikimultihopqa" else {}
+        if known := aliases.get(str(row.get("answer_id"))):
+            row = {"answer_aliases": known} | row
         try:
             question = _read(format, row, number)
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
@@ -137,6 +142,17 @@ def _hub_rows(place: str) -> _Rows:
         first = str(error).partition("\n")[0]
         raise UserError(f"{place}: {first}; check name, config and split, or give a local file") from error
     yield from ((f"row {number}", dict(row)) for number, row in enumerate(rows, 1))
+
+
+def _aliases(place: str | Path) -> dict[str, list[str]]:
+    """Return the aliases of 2WikiMultihopQA's answers by their id, from ``id_aliases.json`` in the same folder."""
+    file = Path(place).parent / "id_aliases.json"
+    if str(place).startswith(HUB) or not file.is_file():
+        return {}
+    try:
+        return {row["Q_id"]: [*row["aliases"], *row.get("demonyms", [])] for _, row in read_json_lines(file)}
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{file}: {_problem(error)}; download the file again") from error
 
 
 def _table_rows(path: Path) -> _Rows:

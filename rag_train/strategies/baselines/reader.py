@@ -53,8 +53,8 @@ class VanillaRAG(Strategy):
     reason: bool = False
     """Reason before answering (CoT-RAG: PlanRAG, appendix B; CoT-Retrieve: DeepRAG, section 4.2)."""
     examples: bool = False
-    """With ``reason``: the eight examples of chain of thought before the passages (CoT-Retrieve). Ours: the examples
-    have no passages."""
+    """With ``reason``: the eight examples of chain of thought before the passages (CoT-Retrieve). Ours: the
+    examples have no passages."""
 
     async def solve(self, run: Run) -> Trajectory:
         question = run.question

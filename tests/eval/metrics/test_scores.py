@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.paths import DATA
 from support.trajectories import QUESTIONS, RUN, step, trajectory, with_decisions
 
-from rag_train.answers import contains, exact_match, f1
+from rag_train.answers import accurate, contains, exact_match, f1
 from rag_train.errors import UserError
 from rag_train.eval.metrics.measures import gold_overlap
 from rag_train.eval.metrics.scores import align, pair_scores, score
@@ -106,8 +108,7 @@ def test_em_and_f1_equal_the_released_scripts_on_real_questions(name: str) -> No
         pytest.skip("no real questions next to this checkout")
     scoring = SCRIPTED[name]
     questions = load_questions(DATA / name)
-    if name == "musique/dev.jsonl":
-        assert all(question.metadata["scoring"] == "musique" for question in questions)
+    assert all(question.metadata.get("scoring", "hotpotqa") == scoring for question in questions)
     rng = random.Random(0)
     seen: Counter[float] = Counter()
     for number in range(10_000):
@@ -136,12 +137,30 @@ def test_scoring_rules_of_datasets_differ() -> None:
         ("musique", 0.5, 1.0, 0.0),
         ("squad", 0.5, 0.0, 0.0),
         ("triviaqa", 0.5, 0.0, 1.0),
+        ("popqa", 0.0, 0.0, 0.0),
     ):
         assert f1("yes it is", "yes", scoring) == closed
         assert f1("the", "a.", scoring) == empty
         assert f1("New-York", "new york", scoring) == hyphen
     with pytest.raises(UserError, match="question 'q': unknown scoring 'bleu'; give one of hotpotqa"):
         f1("a", "b", "bleu")
+
+
+@given(st.text("aAbB ."), st.lists(st.text("aAb.", min_size=1), min_size=1))
+def test_popqas_accuracy_is_that_of_its_script(prediction: str, answers: list[str]) -> None:
+    in_script = any(a in prediction or a.lower() in prediction or a.capitalize() in prediction for a in answers)
+    question = Question(id="q", question="?", answers=answers, metadata={"scoring": "popqa"})
+    (ours,) = score([question], [Trajectory(question_id="q", question="", strategy="s", answer=prediction)])
+    assert ours.accuracy == in_script
+
+
+@pytest.mark.parametrize(
+    ("prediction", "yes", "no"),
+    [("No. Not yes.", 0, 0), ("Yes, it is.", 1, 0), ("no", 0, 1), ("Yesterday", 0, 0), (None, 0, 0)],
+)
+def test_a_prediction_with_yes_and_no_answers_neither(prediction: str | None, yes: int, no: int) -> None:
+    assert (accurate(prediction, ["yes"]), accurate(prediction, ["no"])) == (yes, no)
+    assert accurate("The No and Yes Club", ["No and Yes Club"])
 
 
 def test_compares_answers_as_the_released_scripts_do():

@@ -117,7 +117,7 @@ SHAPES: dict[str, tuple[dict[str, Any], Question]] = {
             type="director",
             hops=1,
             gold_passages=[Passage(id="5/1", title="A", text="One.")],
-            metadata={"subj": "A", "obj": "Ann", "s_pop": 10, "o_pop": 20},
+            metadata={"subj": "A", "obj": "Ann", "s_pop": 10, "o_pop": 20, "scoring": "popqa"},
         ),
     ),
     "squad": (
@@ -249,6 +249,47 @@ def test_recognizes_each_released_format(tmp_path: Path, kind: str) -> None:
     for name, text in (("q.json", json.dumps([row], indent=1)), ("q.jsonl", json.dumps(row) + "\n")):
         (tmp_path / name).write_text(text)
         assert load_questions(tmp_path / name) == load_questions(tmp_path / name, kind) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "scoring"),
+    [
+        ("triviaqa/test.jsonl", None, "triviaqa"),
+        ("FlashRAG/nq_test.jsonl", None, "squad"),
+        ("data/test.jsonl", "triviaqa", "triviaqa"),
+        ("popqa/test.jsonl", None, "popqa"),
+        ("hotpotqa/test.jsonl", None, None),
+        ("data/test.jsonl", None, None),
+    ],
+)
+def test_flashrags_files_are_scored_as_their_dataset(
+    tmp_path: Path, place: str, kind: str | None, scoring: str | None
+) -> None:
+    (tmp_path / place).parent.mkdir()
+    (tmp_path / place).write_text(ROW)
+    [question] = load_questions(tmp_path / place, kind)
+    assert question.answers == SHAPES["flashrag"][1].answers and question.metadata.get("scoring") == scoring
+
+
+def test_reads_the_long_tail_of_flashrags_popqa(tmp_path: Path) -> None:
+    rows = [
+        {"id": str(views), "question": "?", "golden_answers": ["x"], "metadata": {"s_pop": views}}
+        for views in (99, 100)
+    ]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [q.id for q in load_questions(tmp_path / "q.jsonl", "popqa-longtail")] == ["99"]
+
+
+def test_2wikimultihopqas_answers_have_their_aliases(tmp_path: Path) -> None:
+    row, expected = SHAPES["2wikimultihopqa"]
+    (tmp_path / "dev.json").write_text(json.dumps([row | {"answer_id": "Q1"}]))
+    assert load_questions(tmp_path / "dev.json") == [expected]
+    alias = {"Q_id": "Q1", "aliases": ["Anna"], "demonyms": ["Annish"]}
+    (tmp_path / "id_aliases.json").write_text(json.dumps(alias) + "\n")
+    assert load_questions(tmp_path / "dev.json")[0].answers == [*expected.answers, "Anna", "Annish"]
+    (tmp_path / "id_aliases.json").write_text('{"Q_id": "Q1"}\n')
+    with pytest.raises(UserError, match=r"id_aliases\.json: no field 'aliases'; download"):
+        load_questions(tmp_path / "dev.json")
 
 
 def test_reads_our_own_format(tmp_path: Path) -> None:
