@@ -1,4 +1,4 @@
-"""Training examples from a search result: the kept trajectory (Stage I) and preference pairs (Stage II).
+"""Training examples from a search result: the kept trajectory (Stage I, or a chain), preference pairs (Stage II).
 
 Where the released code differs from the paper, this module follows the paper: a pair's prompt ends with the
 subquery of its node, not with the question.
@@ -6,11 +6,13 @@ subquery of its node, not with the question.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from rag_train.data_synth.deeprag.search import Node, SearchResult, leaves, nodes
-from rag_train.formats import deeprag
-from rag_train.schema import Decision, PreferencePair, Question, SFTRecord, Step
+from rag_train.formats import deeprag, reader
+from rag_train.formats.prompting import instruction
+from rag_train.schema import Decision, Passage, PreferencePair, Question, SFTRecord, Step
 
 PairVariant = Literal["optimal", "all_nodes", "sentence_wise"]
 
@@ -30,6 +32,29 @@ def sft_record(question: Question, prompt: str, result: SearchResult) -> SFTReco
         answer=node.answer,
         retrievals=node.retrievals,
         source=result.source,
+    )
+
+
+def chain_record(
+    question: Question, result: SearchResult, passages: Sequence[Passage], *, instructions: bool = True
+) -> SFTRecord | None:
+    """Make an example of chain of thought from the kept trajectory (CoT*; with passages CoT-Retrieve*).
+
+    The thought consists of the intermediate answers. Returns None if the search kept no trajectory.
+    """
+    node = result.best
+    if node is None or node.answer is None:
+        return None
+    thought = " ".join(step.answer for step in node.steps) or node.answer
+    prompt, *rest = reader.render(question.question, node.answer, passages, reasoning=thought)
+    return SFTRecord(
+        id=question.id,
+        prompt=(f"{instruction('cot')}\n\n" if instructions else "") + prompt.text,
+        completion="".join(segment.text for segment in rest),
+        segments=rest,
+        answer=node.answer,
+        source=result.source,
+        task="reader",
     )
 
 

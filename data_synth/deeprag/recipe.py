@@ -17,9 +17,11 @@ from rag_train.llm.engines import EngineConfig
 class DeepRAGRecipe:
     """Cold-start, Stage I or Stage II data of DeepRAG."""
 
-    stage: Literal["cold_start", "sft", "pairs"]
+    stage: Literal["cold_start", "sft", "pairs", "cot", "cot_retrieve"]
     """cold_start: gold decompositions with random decisions, for models that do not write the format yet; sft: the
-    kept trajectories (Stage I, section 3.3); pairs: preference pairs at their nodes (Stage II, section 3.4)."""
+    kept trajectories (Stage I, section 3.3); pairs: preference pairs at their nodes (Stage II, section 3.4); cot,
+    cot_retrieve: the kept trajectories as chains of thought, alone or after the passages found for the question
+    (the baselines CoT* and CoT-Retrieve*, section 4.2)."""
     questions: list[FilePath]
     """Question files, in any format that `rag-train eval` reads."""
     index: str

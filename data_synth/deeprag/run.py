@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rag_train.data_synth.deeprag.cold_start import ColdStart
-from rag_train.data_synth.deeprag.examples import preference_pairs, sft_record
+from rag_train.data_synth.deeprag.examples import chain_record, preference_pairs, sft_record
 from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
 from rag_train.data_synth.deeprag.search import SearchResult, TreeSearch, nodes
 from rag_train.data_synth.inputs import check_unique_ids, identifying_settings, read_questions
@@ -54,12 +54,15 @@ async def synthesize_with(
         if recipe.stage == "cold_start":
             return _cold_start_outcome(question, *await cold_start.examples(question, prompt))
         result = await (searcher.explore if whole_tree else searcher.search)(question, turn)
-        if recipe.stage == "sft":
-            record = sft_record(question, prompt, result)
-            records = [record] if record else []
-        else:
+        if recipe.stage == "pairs":
             records = preference_pairs(question, prompt, result, recipe.pairs)
-        return _search_outcome(question, result, records)
+        elif recipe.stage == "sft":
+            records = [sft_record(question, prompt, result)]
+        else:
+            k = recipe.search.passages
+            passages = await retriever.search(question.question, k) if recipe.stage == "cot_retrieve" else []
+            records = [chain_record(question, result, passages, instructions=recipe.instructions)]
+        return _search_outcome(question, result, [record for record in records if record])
 
     settings = identifying_settings(recipe)
     settings |= {"model_sha256": weights_sha256(recipe.model), "corpus_sha256": corpus}

@@ -211,6 +211,8 @@ def strategies_page() -> str:
     for one in listing():
         cls, _ = STRATEGIES[one["name"]]
         parts += [f"## {one['name']} {{: #{one['name']} }}", one["summary"], f"*{one['paper']}*"]
+        page = "baselines" if ".baselines." in cls.__module__ else "systems"
+        parts.append(f"[The paper's steps and ours](../explanation/methods/{page}.md#{one['name']})")
         if one["needs"]:
             parts.append(f"Needs: {'; '.join(one['needs'])}.")
         if one["settings"]:

@@ -4,12 +4,15 @@ import asyncio
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fakes import OnePassage, TreeModel
+from support.fakes import Found, OnePassage, Replay, TreeModel
 
-from rag_train.data_synth.deeprag.examples import preference_pairs, sft_record
+from rag_train.data_synth.deeprag.examples import chain_record, preference_pairs, sft_record
 from rag_train.data_synth.deeprag.search import SearchConfig, SearchResult, TreeSearch
+from rag_train.formats import reader
 from rag_train.retrieval.batching import AsyncRetriever
-from rag_train.schema import Decision, Question
+from rag_train.schema import Decision, Passage, Question
+from rag_train.strategies.base import Kit
+from rag_train.strategies.registry import build
 
 QUESTION = Question(id="q", question="Which?", answers=["right"])
 PROMPT = "Question: Which?\n"
@@ -43,3 +46,19 @@ def test_examples_follow_the_trajectory_with_the_fewest_retrievals(seed: int):
     assert {pair.prompt for pair in pairs} <= set(at_all_nodes)
     for pair in preference_pairs(QUESTION, PROMPT, result, "sentence_wise"):
         assert pair.chosen.count("Let's search") < pair.rejected.count("Let's search")
+
+
+def test_chains_of_thought_are_asked_for_as_at_inference():
+    """CoT* and CoT-Retrieve* are trained on the prompts that the strategies cot and cot-retrieve send."""
+    result = next(result for result in map(explore, range(100)) if result.best and len(result.best.steps) > 1)
+    assert result.best is not None
+    passages = [Passage(id="0", title="A", text="One.")]
+    for strategy, read in (("cot", []), ("cot-retrieve", passages)):
+        record = chain_record(QUESTION, result, read)
+        assert record is not None
+        llm = Replay({"Thought:": record.segments[1].text})
+        asyncio.run(build(strategy, Kit(llm, Found(passages), passages=1)).answer(QUESTION))  # pyright: ignore
+        assert llm.asked == [record.prompt + record.segments[0].text]
+        thought = " ".join(step.answer for step in result.best.steps)
+        assert reader.parse(record.segments[1].text) == (thought, result.best.answer)
+    assert chain_record(QUESTION, next(r for r in map(explore, range(100)) if not r.best), []) is None

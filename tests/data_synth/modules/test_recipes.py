@@ -36,7 +36,7 @@ RECIPES = sorted(path for path in (ROOT / "recipes").glob("*.yaml") if path.stem
 def test_recipes_say_which_values_are_the_papers_and_which_are_ours(path: Path):
     comments = " ".join(line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#"))
     assert "Ours:" in comments or path.stem == "deeprag_synth"
-    if path.stem.startswith(("dualrag", "hanrag", "planrag", "compound")):
+    if path.stem.startswith(("dualrag", "hanrag", "planrag", "compound", "cot_sft")):
         assert "The paper's:" in comments
 
 
@@ -46,6 +46,11 @@ def test_module_recipes_train_on_what_the_teacher_recipes_write():
             yaml.safe_load((ROOT / f"recipes/{system}_{name}.yaml").read_text()) for name in ("sft", "teacher")
         )
         assert trained["data"] == made["output"]
+    chains, trajectories = (
+        yaml.safe_load((ROOT / f"recipes/{name}_synth.yaml").read_text()) for name in ("cot", "deeprag")
+    )
+    assert {key for key in chains if chains[key] != trajectories[key]} == {"stage", "output"}
+    assert yaml.safe_load((ROOT / "recipes/cot_sft.yaml").read_text())["data"] == chains["output"]
     for name in ("adaptive_rag", "uar"):
         trained, made = (
             yaml.safe_load((ROOT / f"recipes/{name}{suffix}.yaml").read_text()) for suffix in ("", "_synth")

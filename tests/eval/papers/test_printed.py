@@ -231,7 +231,8 @@ def test_values_printed_twice_agree(paper: str, first: tuple[str, str], second: 
         (
             "hanrag",
             "x",
-            "unknown table 'x' of hanrag; choose one of table1, table2, table3, table4, table5, table6, fig",
+            "unknown table 'x' of hanrag; choose one of table1, table2, table3, table4, table5, table6, "
+            "figure3, router",
         ),
     ],
 )
