@@ -41,11 +41,15 @@ def state_fields(question: str, knowledge: Fields, thoughts: Sequence[str]) -> F
 
 
 def outline_lines(outline: Mapping[str, Sequence[str]]) -> Fields:
-    """Return the progressive knowledge outline (equation 10), one line per entity; no field if it is empty."""
-    lines = [f"{entity}: {' '.join(parts)}" for entity, parts in outline.items() if parts]
+    """Return the progressive knowledge outline (equation 10), one line per entity; no field if it is empty.
+
+    Without the Entity Identifier, the only entity has no name.
+    """
+    lines = [": ".join(filter(None, (entity, " ".join(parts)))) for entity, parts in outline.items() if parts]
     return [("Knowledge", lines)] if lines else []
 
 
 def summary_fields(question: str, thought: str, entity: str, passages: Sequence[Passage]) -> Fields:
     """Return the fields of `SUMMARIZE`."""
-    return [("Question", question), ("Thought", thought), ("Context", passages), ("Entity", entity)]
+    named = [("Entity", entity)] if entity else []
+    return [("Question", question), ("Thought", thought), ("Context", passages), *named]

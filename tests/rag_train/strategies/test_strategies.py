@@ -185,6 +185,18 @@ def test_dualrag_reproduces_table_9():
     assert found.queries == [query for named in entities for queries in named.values() for query in queries]
 
 
+def test_dualrag_without_the_entity_identifier_names_no_entity():
+    said = {
+        "Knowledge: nothing\nReasoner:\n": '{"thought":"Who wrote it?","retrieve":true}',
+        "Thought: Who wrote it?\nContext: T0: Text 0.\nSummary:": " Ada wrote it.\n",
+        "Knowledge: Ada wrote it.\nThought: Who wrote it?\nReasoner:\n": '{"thought":"Ada.","retrieve":false}',
+        "Answer:": " Ada\n",
+    }
+    found = Found(PASSAGES)
+    got = answer("dualrag,identifier=false", kit(Replay(said), found, passages=1), "Who?")
+    assert found.queries == ["Who wrote it?"] and got.answer == "Ada"
+
+
 def hanrag(said: dict[str, str], question: str) -> Trajectory:
     llm = Replay({f"Query: {question}\nType:": said.pop("route")} | said)
     return answer("hanrag", kit(llm, passages=3), question)
