@@ -250,6 +250,7 @@ def formats_page() -> str:
         "## Question files",
         "`--questions` and the `questions:` key read released files as they are. The kind is recognised from the "
         "fields of the first row; `KIND:FILE` names it. `hub:NAME,SPLIT` reads a dataset of the Hugging Face Hub. "
+        "Rows in FlashRAG's shape (`golden_answers`) are read under every kind, and scored as that dataset. "
         "Files of any other shape need `--columns`, see [Use your own data](../howto/own-data.md).",
         table(["kind", "recognised by the fields"], kinds(), "ll"),
         "## Corpus files",
