@@ -1,16 +1,21 @@
 """Training examples from DeepRAG's search results."""
 
 import asyncio
+from pathlib import Path
+from typing import Literal
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fakes import Found, OnePassage, Replay, TreeModel
+from support.fakes import PLAIN, Found, OnePassage, Replay, TreeModel
 
 from rag_train.data_synth.deeprag.examples import chain_record, preference_pairs, sft_record
+from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
+from rag_train.data_synth.deeprag.run import synthesize_with
 from rag_train.data_synth.deeprag.search import SearchConfig, SearchResult, TreeSearch
 from rag_train.formats import reader
+from rag_train.llm.base import Completion, Sampling
 from rag_train.retrieval.batching import AsyncRetriever
-from rag_train.schema import Decision, Passage, Question
+from rag_train.schema import Decision, Passage, Question, SFTRecord
 from rag_train.strategies.base import Kit
 from rag_train.strategies.registry import build
 
@@ -62,3 +67,31 @@ def test_chains_of_thought_are_asked_for_as_at_inference():
         thought = " ".join(step.answer for step in result.best.steps)
         assert reader.parse(record.segments[1].text) == (thought, result.best.answer)
     assert chain_record(QUESTION, next(r for r in map(explore, range(100)) if not r.best), []) is None
+
+
+class Trees(TreeModel):
+    """A tree for each question, by its length."""
+
+    tokenizer = PLAIN
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        self.seed = len(prompt.partition("\n")[0])
+        return await super().complete(prompt, sampling)
+
+
+def test_chains_are_of_the_trajectories_of_stage_1(tmp_path: Path):
+    def made(stage: Literal["sft", "cot", "cot_retrieve"]) -> list[SFTRecord]:
+        output = tmp_path / f"{stage}.jsonl"
+        recipe = DeepRAGRecipe(
+            stage=stage, questions=[], index="", model="tree", output=str(output), instructions=False
+        )
+        questions = [Question(id=str(i), question="q" * (i + 1), answers=["right"]) for i in range(12)]
+        retriever = AsyncRetriever(OnePassage())  # pyright: ignore
+        asyncio.run(synthesize_with(recipe, Trees(0), retriever, questions, ""))  # pyright: ignore
+        return [SFTRecord.model_validate_json(line) for line in output.read_text().splitlines()]
+
+    trajectories, chains, with_passages = made("sft"), made("cot"), made("cot_retrieve")
+    kept = [(record.id, record.answer) for record in trajectories]
+    assert kept and kept == [(r.id, r.answer) for r in chains] == [(r.id, r.answer) for r in with_passages]
+    assert not any("Context:" in record.prompt for record in chains)
+    assert all(record.prompt.startswith("Context:") for record in with_passages)
