@@ -12,8 +12,8 @@ from itertools import takewhile
 
 from rag_train.data_synth.modules.examples import Examples, says
 from rag_train.data_synth.modules.planrag import plan_from_gold
-from rag_train.formats import deeprag, reader
-from rag_train.formats.planrag import PlanError
+from rag_train.formats import deeprag, planrag, reader
+from rag_train.formats.planrag import PlanError, Response
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord
 from rag_train.strategies.base import interleave
 from rag_train.strategies.baselines import (
@@ -62,6 +62,9 @@ def gold_records(
     _selfrag(out, question.question, question.answers[0], _knows(question), first, "whole")
     for i, step in enumerate(question.decomposition):
         _selfrag(out, step.subquery, step.short, bool(step.known), passages_by_query[step.subquery], str(i))
+    known = [("", step.subquery, step.short) for step in question.decomposition]
+    response = Response(Response=question.answers[0])
+    out.add(qd_rag.ANSWER, planrag.answer_fields(question.question, first, known), response)
     try:
         drafts = [node.question for node in plan_from_gold(question).nodes[: len(question.decomposition)]]
         out.add(qd_rag.DECOMPOSE, [("Query", question.question)], drafts)

@@ -12,6 +12,7 @@ from rag_train.schema import Trajectory
 from rag_train.strategies.base import Run, Strategy
 
 DECOMPOSE = Task("qd_rag", "Subqueries:", list[str], max_tokens=192)
+ANSWER = Task("qd_rag_answer", "Generation:", planrag.Response, max_tokens=96)
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class QDRAG(Strategy):
         known: list[tuple[str, str, str]] = []
         for i, query in enumerate(queries):
             passages = await run.search(query) if shared is None else shared
-            response = await run.ask(planrag.ANSWER, planrag.answer_fields(query, passages, known))
+            response = await run.ask(ANSWER, planrag.answer_fields(query, passages, known))
             answer = response.Response.strip() if response else ""
             known.append((f"Q{i + 1}", query, answer))
             if shared is None:

@@ -152,6 +152,13 @@ def test_qd_rag_asks_an_undecomposed_question_once():
         assert (got.answer, len(got.calls), found.queries, got.retrievals) == ("Ada", 2, ["Who?"], 1)
 
 
+def test_qd_rag_answers_with_its_own_instruction():
+    llm = Replay({"Subqueries:\n": '["Where?"]', "Generation:\n": '{"Response": "Ada"}'})
+    got = asyncio.run(build("qd-rag", Kit(llm, Found(PASSAGES))).answer(ASKED))  # pyright: ignore
+    assert [call.module for call in got.calls] == ["qd_rag", "qd_rag_answer", "qd_rag_answer"]
+    assert not any("your own knowledge" in prompt for prompt in llm.asked)  # as PlanRAG's generator may use
+
+
 def test_hybrid_searcher_has_no_high_level_searcher():
     found = Found(PASSAGES)
     got = answer("levelrag-hybrid", Says(" yes"), found)
