@@ -109,7 +109,12 @@ def _readers(out: Examples, question: Question, first: list[Passage], everything
             for name, thought in (("read", ""), ("reason", reasoning)):
                 out.write("reader", reader.render(text, answer, passages, reasoning=thought), f"{place}/{name}")
             if place == "first":
-                out.write("chatqa", [(chatqa.turns(text, passages, False), False), (f" {answer}\n", True)], place)
+                out.write(
+                    "chatqa",
+                    [(chatqa.turns(text, passages, False), False), (f" {answer}\n", True)],
+                    place,
+                    chat=False,
+                )
 
 
 def _ircot(out: Examples, question: Question, passages_by_query: Mapping[str, list[Passage]]) -> None:
