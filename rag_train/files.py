@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from rag_train.errors import UserError
 
@@ -37,17 +37,30 @@ def write_records(path: Path, records: Iterable[BaseModel]) -> None:
 
 
 def read_records(path: Path, kind: type[T], remedy: str = "run again the command that wrote it") -> list[T]:
-    """Read a JSON Lines file that this package wrote, with one record of type ``kind`` per line.
+    """Read a JSON Lines file with one record of type ``kind`` per line (see `placed_records`)."""
+    return [record for _, record in placed_records(path, kind, remedy)]
 
-    Raises UserError, whose message ends with ``remedy``, if the file is missing or a line is not a valid record.
+
+def placed_records(path: Path, kind: type[T], remedy: str) -> Iterator[tuple[str, T]]:
+    """Yield each record of a JSON Lines file with its place, "file, line n".
+
+    Raises UserError, whose message ends with ``remedy``, if the file cannot be read or a line is not a ``kind``.
     """
     try:
-        with path.open(encoding="utf-8", newline="\n") as file:
-            return [kind.model_validate_json(line) for line in file]
+        with path.open(encoding="utf-8", newline="\n") as lines:
+            for number, line in enumerate(lines, 1):
+                place = f"{path}, line {number}"
+                try:
+                    yield place, kind.model_validate_json(line)
+                except ValidationError as error:
+                    problem = error.errors()[0]
+                    where = ".".join(str(part) for part in problem["loc"])
+                    told = f"{where}: {problem['msg']}" if where else problem["msg"]
+                    raise UserError(f"{place}: not a {kind.__name__} ({told}); {remedy}") from None
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; {remedy}") from error
-    except ValueError as error:
-        raise UserError(f"{path}: damaged ({type(error).__name__}); {remedy}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text; {remedy}") from error
 
 
 def sha256(path: Path) -> str:

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rag_train.errors import UserError
+from rag_train.files import read_records
 from rag_train.formats.prompting import as_turn
 from rag_train.llm.base import LLM, Sampling
 from rag_train.llm.engines import EngineConfig, open_engine
 from rag_train.schema import Record, SFTRecord
 from rag_train.strategies.base import together
 from rag_train.table import Table
-from rag_train.training.data import read_records
+from rag_train.training.data import REMEDY
 
 CLASSES = 8
 """A module is a classifier if it has at most this many distinct answers and twice as many examples as answers."""
@@ -40,9 +41,9 @@ class ModuleScore(Record):
 
 async def validate_file(model: str, engine: EngineConfig, file: Path) -> list[ModuleScore]:
     """Score a model on a file of SFTRecords. Raises UserError if the file has none or is malformed."""
-    records = [record for _, record in read_records(file, SFTRecord)]
+    records = read_records(file, SFTRecord, REMEDY)
     if not records:
-        raise UserError(f"{file}: no examples; give a file that `rag-train synth` wrote")
+        raise UserError(f"{file}: no examples; {REMEDY}")
     async with open_engine(model, engine) as llm:
         return await validate(llm, records)
 

@@ -6,22 +6,23 @@ transcript itself. A token belongs to the segment in which it starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
 from rag_train.errors import UserError
+from rag_train.files import placed_records
 from rag_train.formats.deeprag import decision_snippet, render_step
 from rag_train.formats.prompting import as_turn
-from rag_train.schema import Decision, PreferencePair, Record, Segment, SFTRecord, Step
+from rag_train.schema import Decision, PreferencePair, Segment, SFTRecord, Step
 from rag_train.training.masking import IGNORE, encode_segments
 
-R = TypeVar("R", bound=Record)
 T = TypeVar("T")
+
+REMEDY = "give a file that `rag-train synth` wrote, or fix the line"
 
 
 @dataclass
@@ -52,7 +53,7 @@ def sft_rows(
     """
     by_task: dict[str, list[tuple[list[int], list[int], bool]]] = {}
     report = DataReport()
-    for place, record in read_records(path, SFTRecord):
+    for place, record in placed_records(Path(path), SFTRecord, REMEDY):
         if "".join(segment.text for segment in record.segments) != record.completion:
             raise UserError(f"{place}: the segments do not add up to the completion; create the file again")
         if not any(segment.trained for segment in record.segments):
@@ -98,7 +99,7 @@ def dpo_rows(
     """
     by_snippet: dict[str, list[tuple[int, dict[str, list[int]]]]] = {}
     report = DataReport()
-    for number, (place, pair) in enumerate(read_records(path, PreferencePair)):
+    for number, (place, pair) in enumerate(placed_records(Path(path), PreferencePair, REMEDY)):
         prompt = pair.prompt
         if chat:
             prompt = as_turn(tokenizer, prompt[: pair.history_start]) + prompt[pair.history_start :]
@@ -166,27 +167,6 @@ def _following_text(completion: str) -> str:
             step = render_step(Step(subquery="", decision=decision, answer="a"))
             return "".join(segment.text for segment in step).partition(completion)[2]
     return ""
-
-
-def read_records(path: str | Path, cls: type[R]) -> Iterator[tuple[str, R]]:
-    """Yield each record with its place, "file, line n". Raises UserError if a line is not a ``cls``."""
-    try:
-        with Path(path).open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                place = f"{path}, line {number}"
-                try:
-                    yield place, cls.model_validate_json(line)
-                except ValidationError as error:
-                    problem = error.errors()[0]
-                    where = ".".join(str(part) for part in problem["loc"])
-                    raise UserError(
-                        f"{place}: not a {cls.__name__} ({where + ': ' if where else ''}{problem['msg']}); "
-                        "fix or remove the line, or create the file again"
-                    ) from None
-    except OSError as error:
-        raise UserError(f"data {path}: {error.strerror}; give the path of a {cls.__name__} file") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"data {path}: not UTF-8 text; create the file again") from error
 
 
 def _require_examples(path: str | Path, report: DataReport, max_tokens: int) -> None:

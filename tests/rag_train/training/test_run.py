@@ -293,7 +293,7 @@ def test_names_line_of_invalid_record(work: Path, tmp_path: Path):
         train(recipe_in(work, tmp_path / "out", data=path))
     assert str(caught.value) == (
         f"{path}, line 2: not a SFTRecord (prompt: Field required); "
-        "fix or remove the line, or create the file again"
+        "give a file that `rag-train synth` wrote, or fix the line"
     )
 
 
