@@ -104,7 +104,7 @@ def test_every_strategy_answers_or_says_what_was_cut(atlas: Atlas, trained: dict
     made = questions(atlas, "dev")
     asked = [next(q for q in made if q.type == kind) for kind in ("chain", "comparison")]
     retriever = AsyncRetriever(BM25Index.build(corpus(atlas)))
-    kinds = dict.fromkeys(RETRIEVER_KINDS, retriever)
+    kinds: dict[str, AsyncRetriever] = dict.fromkeys(RETRIEVER_KINDS, retriever)
 
     async def answer(engine: VLLMEngine) -> list[tuple[str, Trajectory]]:
         kit = Kit(engine, retriever, passages=1, retrievers=kinds)

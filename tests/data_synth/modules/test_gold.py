@@ -64,7 +64,7 @@ def test_replaying_the_examples_answers_correctly(tokenizer: Any, world: World, 
                     completions |= {prompt: segment.text} if segment.trained else {}
                     prompt += segment.text
         for name in ("iterdrag", "react", "auto-rag", "planrag", "dualrag"):
-            engine = Replay(completions)
+            engine: Any = Replay(completions)
             engine.tokenizer = tokenizer
             kit = Kit(engine, AsyncRetriever(index), instructions=False)
             trajectory = asyncio.run(build(name, kit).answer(question))
