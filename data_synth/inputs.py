@@ -15,15 +15,21 @@ from rag_train.questions.load import at_most, load_questions
 from rag_train.schema import Question
 
 
-def read_questions(files: Iterable[Path], sample: int | None, seed: int) -> list[Question]:
+def read_questions(
+    files: Iterable[Path], sample: int | None, seed: int, earlier: Sequence[int] = ()
+) -> list[Question]:
     """Read question files; of each file, draw ``sample`` questions at random, or take all if it is None.
 
-    Raises UserError if a file cannot be read or is given twice.
+    ``earlier`` are the sizes of samples that were drawn before with the same seed; their questions are left out.
+
+    Raises UserError if a file cannot be read, is given twice, or has no question left.
     """
-    return list(chain.from_iterable(read_files(files, sample, seed).values()))
+    return list(chain.from_iterable(read_files(files, sample, seed, earlier).values()))
 
 
-def read_files(files: Iterable[Path], sample: int | None, seed: int) -> dict[Path, list[Question]]:
+def read_files(
+    files: Iterable[Path], sample: int | None, seed: int, earlier: Sequence[int] = ()
+) -> dict[Path, list[Question]]:
     """Read question files as `read_questions` does, and return the questions of each.
 
     An id that occurs in several files, such as FlashRAG's ``train_0``, gets the name of its file.
@@ -32,7 +38,7 @@ def read_files(files: Iterable[Path], sample: int | None, seed: int) -> dict[Pat
     for path in files:
         if path in by_file:
             raise UserError(f"{path}: the file is given twice; name it once")
-        by_file[path] = at_most(load_questions(path), sample, seed)
+        by_file[path] = at_most(_left(path, load_questions(path), seed, earlier), sample, seed)
     counts = Counter(question.id for questions in by_file.values() for question in questions)
     shared = {id for id, count in counts.items() if count > 1}
     if not shared:
@@ -43,6 +49,17 @@ def read_files(files: Iterable[Path], sample: int | None, seed: int) -> dict[Pat
         path: [q.model_copy(update={"id": f"{names[path]}:{q.id}"}) if q.id in shared else q for q in questions]
         for path, questions in by_file.items()
     }
+
+
+def _left(path: Path, questions: list[Question], seed: int, earlier: Sequence[int]) -> list[Question]:
+    """Return the questions of ``path`` that are in none of the earlier samples, each drawn from what was left."""
+    for size in earlier:
+        taken = {question.id for question in at_most(questions, size, seed)}
+        questions = [question for question in questions if question.id not in taken]
+    if not questions:
+        sizes = ", ".join(map(str, earlier))
+        raise UserError(f"{path}: no question is left after the samples {sizes}; draw smaller samples")
+    return questions
 
 
 def check_unique_ids(questions: Sequence[Question]) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any, Literal
 
 from rag_train.answers import normalize
+from rag_train.questions.load import load_questions
+from rag_train.resumable import Outcome, Rejected
 from rag_train.schema import Question
 
 Leak = Literal["text", "entity"]
+Work = Callable[[Question], Coroutine[Any, Any, Outcome]]
 
 
 class HeldOutQuestions:
@@ -52,6 +56,23 @@ class HeldOutQuestions:
             for i in range(len(words) - width + 1)
         )
         return "entity" if normalized & self._hops or any(span in self._roots for span in spans) else None
+
+
+def keep_out(held_out: Iterable[Path], level: Leak, work: Work) -> Work:
+    """Return ``work`` for all questions but those that leak a question of the files, which it rejects.
+
+    ``level`` is what counts as a leak; "entity" includes "text". Raises UserError if a file cannot be read.
+    """
+    kept = HeldOutQuestions(question for path in held_out for question in load_questions(path))
+
+    async def checked(question: Question) -> Outcome:
+        leak = kept.leak(question)
+        if leak == "text" or (leak and level == "entity"):
+            return Outcome([], {}, [Rejected(id=question.id, reason=f"held out ({leak})", text=question.question)])
+        made = await work(question)
+        return Outcome(made.records, made.counts | ({"shares an entity": 1} if leak else {}), made.rejected)
+
+    return checked
 
 
 def _hops(question: Question) -> set[str]:

@@ -10,7 +10,10 @@ from pydantic import Field, FilePath
 from rag_train.data_synth.deeprag.cold_start import ColdStartConfig
 from rag_train.data_synth.deeprag.examples import PairVariant
 from rag_train.data_synth.deeprag.search import SearchConfig
+from rag_train.data_synth.leakage import Leak
 from rag_train.llm.engines import EngineConfig
+
+Count = Annotated[int, Field(gt=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +35,18 @@ class DeepRAGRecipe:
     for pairs."""
     output: str
     """JSON Lines file to write."""
-    sample: Annotated[int, Field(gt=0)] | None = None
+    sample: Count | None = None
     """Number of questions drawn at random from each file (the paper: 4,000 for sft, 1,000 for pairs); null: all."""
+    earlier: list[Count] = field(default_factory=list)
+    """Samples of the stages before, drawn from the same files with the same seed: their questions are left out.
+    [4000] for pairs after sft with sample 4000."""
     seed: int = 0
     """Seed of the question sample."""
+    held_out: list[FilePath] = field(default_factory=list)
+    """Question files kept for evaluation; training questions that leak them are rejected."""
+    leak: Leak = "text"
+    """What counts as a leak. text: the same question, or one that contains the other as a hop; entity: also a
+    question that starts from the same entity or shares a hop."""
     instructions: bool = True
     """Begin each prompt with the method's instruction; false for models trained without it."""
     pairs: PairVariant = "optimal"

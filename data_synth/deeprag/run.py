@@ -10,6 +10,7 @@ from rag_train.data_synth.deeprag.examples import chain_record, preference_pairs
 from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
 from rag_train.data_synth.deeprag.search import SearchResult, TreeSearch, nodes
 from rag_train.data_synth.inputs import check_unique_ids, identifying_settings, read_questions
+from rag_train.data_synth.leakage import keep_out
 from rag_train.formats.prompting import as_turn, task_prompt
 from rag_train.llm.base import LLM
 from rag_train.llm.engines import open_engine
@@ -23,7 +24,7 @@ from rag_train.schema import LLMCall, Question, Record, SFTRecord
 
 async def synthesize(recipe: DeepRAGRecipe, shard: Shard = WHOLE) -> Summary:
     """Open the recipe's retriever and engine, and write its records. Raises UserError for invalid input."""
-    questions = read_questions(recipe.questions, recipe.sample, recipe.seed)
+    questions = read_questions(recipe.questions, recipe.sample, recipe.seed, recipe.earlier)
     retriever = open_retriever(recipe.index)
     async with open_engine(recipe.model, recipe.engine) as llm:
         front = AsyncRetriever(retriever)
@@ -48,7 +49,7 @@ async def synthesize_with(
     task = "deeprag" if recipe.instructions else None
     whole_tree = recipe.stage == "pairs" and recipe.pairs != "optimal"
 
-    async def work(question: Question) -> Outcome:
+    async def outcome(question: Question) -> Outcome:
         prompt = task_prompt(question.question, task)
         turn = as_turn(llm.tokenizer, prompt)
         if recipe.stage == "cold_start":
@@ -67,6 +68,7 @@ async def synthesize_with(
     settings = identifying_settings(recipe)
     settings |= {"model_sha256": weights_sha256(recipe.model), "corpus_sha256": corpus}
     label = f"searching ({recipe.stage})"
+    work = keep_out(recipe.held_out, recipe.leak, outcome)
     return await run(questions, work, Path(recipe.output), settings, label=label, shard=shard)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, FilePath
 
+from rag_train.data_synth.leakage import Leak
 from rag_train.llm.engines import EngineConfig
 
 Count = Annotated[int, Field(gt=0)]
@@ -33,7 +34,7 @@ class GoldRecipe:
     """Begin each prompt with the module's instruction; false for models trained without it."""
     held_out: list[FilePath] = field(default_factory=list)
     """Question files kept for evaluation; training questions that leak them are rejected."""
-    leak: Literal["text", "entity"] = "text"
+    leak: Leak = "text"
     """What counts as a leak. text: the same question, or one that contains the other as a hop; entity: also a
     question that starts from the same entity or shares a hop."""
 

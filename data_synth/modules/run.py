@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rag_train.data_synth.inputs import check_unique_ids, identifying_settings
-from rag_train.data_synth.leakage import HeldOutQuestions
+from rag_train.data_synth.leakage import keep_out
 from rag_train.data_synth.modules.factory import Factory
 from rag_train.data_synth.modules.recipes import GoldRecipe, TeacherRecipe
 from rag_train.llm.engines import open_engine
 from rag_train.progress import console
 from rag_train.provenance import weights_sha256
-from rag_train.questions.load import load_questions
-from rag_train.resumable import WHOLE, Outcome, Rejected, Shard, Summary, run
+from rag_train.resumable import WHOLE, Outcome, Shard, Summary, run
 from rag_train.retrieval.base import corpus_sha256
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.open import open_retriever
@@ -50,19 +49,15 @@ async def synthesize_with(
     Raises UserError if two questions have the same id.
     """
     check_unique_ids(questions)
-    held_out = HeldOutQuestions(question for path in recipe.held_out for question in load_questions(path))
 
-    async def work(question: Question) -> Outcome:
-        leak = held_out.leak(question)
-        if leak == "text" or (leak and recipe.leak == "entity"):
-            return Outcome([], {}, [Rejected(id=question.id, reason=f"held out ({leak})", text=question.question)])
-        made = await factory.outcome(question, recipe, retriever, teacher)
-        return Outcome(made.records, made.counts | ({"shares an entity": 1} if leak else {}), made.rejected)
+    async def outcome(question: Question) -> Outcome:
+        return await factory.outcome(question, recipe, retriever, teacher)
 
     identity = identifying_settings(recipe) | {"method": factory.method, **settings}
     if isinstance(recipe, TeacherRecipe) and recipe.model:
         identity["model_sha256"] = weights_sha256(recipe.model)
     label = f"{factory.method}, {'by a teacher' if teacher else 'from gold'}"
+    work = keep_out(recipe.held_out, recipe.leak, outcome)
     return await run(questions, work, Path(recipe.output), identity, label=label, shard=shard)
 
 
