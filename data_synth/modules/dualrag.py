@@ -34,6 +34,7 @@ from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord, Trajectory
 from rag_train.strategies.base import Ask, Kit, Run, asked, interleave
 from rag_train.strategies.dualrag import DualRAG
+from rag_train.strategies.kit import RoleConfig, parse_roles
 from rag_train.table import Table
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ TASKS: dict[str, Capability] = {
     dualrag.SUMMARIZE.name: "summaries",
 }
 """The capability that each task belongs to."""
+JUDGE = "judge"
+"""Role of the model that judges answers."""
 Scores = Callable[[Sequence[tuple[str, str]]], Sequence[float]]
 
 
@@ -229,7 +232,8 @@ async def _teacher_outcome(question: Question, recipe: DualRAGRecipe, teacher: K
     judged = False
     if recipe.judge and trajectory.answer and not correct:
         judge_input = JudgeInput(question=question.question, answers=question.answers, prediction=trajectory.answer)
-        judged = bool(await verdict(CallLog(teacher.llm, trajectory.calls), teacher.llm, judge_input))
+        judge = teacher.models.get(JUDGE, teacher.llm)
+        judged = bool(await verdict(CallLog(judge, trajectory.calls), judge, judge_input))
     counts = Counter(cost(trajectory.calls))
     if not correct and not judged:
         wrong = Rejected(id=question.id, reason="wrong answer", text=trajectory.answer or "")
@@ -437,11 +441,16 @@ def _reranker(recipe: DualRAGRecipe) -> Reranker | None:
     return _cross_encoder(recipe.reranker) if recipe.reranker else None
 
 
+def _roles(recipe: DualRAGRecipe) -> dict[str, RoleConfig]:
+    return parse_roles("roles:", recipe.roles, (*DualRAG.roles, JUDGE), recipe.engine)
+
+
 FACTORY = Factory(
     method="dualrag",
     recipe=DualRAGRecipe,
     gold_records=gold_records,
     outcome=outcome,
     reranker=_reranker,
+    roles=_roles,
     table=table,
 )

@@ -12,6 +12,7 @@ from rag_train.resumable import Outcome
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Passage, Question, SFTRecord
 from rag_train.strategies.base import Kit
+from rag_train.strategies.kit import RoleConfig
 from rag_train.table import Table
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Factory:
         outcome: makes a question's examples as the recipe says; from annotations if the teacher is None.
         questions: reads the recipe's questions.
         reranker: opens the reranker of the teacher's kit, if the system has one.
+        roles: returns the models of the teacher's roles from the recipe.
         table: makes the table that is printed after a teacher's run from its counts, if the system has one.
     """
 
@@ -49,4 +51,5 @@ class Factory:
     outcome: Callable[[Question, Any, AsyncRetriever, Kit | None], Awaitable[Outcome]]
     questions: Callable[[Any], list[Question]] = recipe_questions
     reranker: Callable[[Any], Reranker | None] | None = None
+    roles: Callable[[Any], Mapping[str, RoleConfig]] = lambda recipe: {}
     table: Callable[[Mapping[str, int]], Table] | None = None

@@ -61,7 +61,11 @@ class DualRAGRecipe(TeacherRecipe):
     max_iterations: Count = 5
     """Maximum number of retrieval rounds in a trajectory."""
     judge: bool = False
-    """Also accept an answer that matches no accepted one if the teacher judges it correct (appendix D)."""
+    """Also accept an answer that matches no accepted one if the judge finds it correct (appendix D): the teacher,
+    unless `roles` names another model."""
+    roles: list[str] = field(default_factory=list)
+    """Models other than the teacher for the roles reasoner, identifier, summarizer and judge, each as --role of
+    `rag-train eval` takes it, such as judge=gpt-4o,kind=chat,urls=https://api.openai.com,key=OPENAI_API_KEY."""
     reranker: str | None = None
     """Cross-encoder that reranks the passages of each entity for the teacher: a directory or a Hub name; null: no
     reranking."""

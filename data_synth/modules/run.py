@@ -11,7 +11,6 @@ from rag_train.data_synth.inputs import check_unique_ids, identifying_settings
 from rag_train.data_synth.leakage import keep_out
 from rag_train.data_synth.modules.factory import Factory
 from rag_train.data_synth.modules.recipes import GoldRecipe, TeacherRecipe
-from rag_train.llm.engines import open_engine
 from rag_train.progress import console
 from rag_train.provenance import weights_sha256
 from rag_train.resumable import WHOLE, Outcome, Shard, Summary, run
@@ -20,6 +19,7 @@ from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.open import open_retriever
 from rag_train.schema import Question
 from rag_train.strategies.base import Kit
+from rag_train.strategies.kit import KitConfig, open_models
 
 
 async def synthesize_modules(factory: Factory, recipe: GoldRecipe, shard: Shard = WHOLE) -> Summary:
@@ -56,6 +56,7 @@ async def synthesize_with(
     identity = identifying_settings(recipe) | {"method": factory.method, **settings}
     if isinstance(recipe, TeacherRecipe) and recipe.model:
         identity["model_sha256"] = weights_sha256(recipe.model)
+        identity["roles"] = {role: config.identity for role, config in sorted(factory.roles(recipe).items())}
     label = f"{factory.method}, {'by a teacher' if teacher else 'from gold'}"
     work = keep_out(recipe.held_out, recipe.leak, outcome)
     return await run(questions, work, Path(recipe.output), identity, label=label, shard=shard)
@@ -68,5 +69,6 @@ async def _teacher(factory: Factory, recipe: GoldRecipe, retriever: AsyncRetriev
         yield None
         return
     reranker = factory.reranker(recipe) if factory.reranker else None
-    async with open_engine(recipe.model, recipe.engine) as llm:
-        yield Kit(llm, retriever, recipe.passages, recipe.instructions, reranker=reranker)
+    config = KitConfig(model=recipe.model, indexes=[], roles=factory.roles(recipe), engine=recipe.engine)
+    async with open_models(config) as (llm, models):
+        yield Kit(llm, retriever, recipe.passages, recipe.instructions, models, reranker=reranker)

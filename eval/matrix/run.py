@@ -141,7 +141,7 @@ def _settings(config: KitConfig) -> dict[str, Any]:
     return {
         "model": _weights(config.model),
         "adapter": config.adapter and _weights(config.adapter),
-        "roles": {role: [_weights(m.place), m.engine.identity] for role, m in sorted(config.roles.items())},
+        "roles": {role: config.roles[role].identity for role in sorted(config.roles)},
         "reranker": config.reranker and masked(_weights(config.reranker)),
         "engine": config.engine.identity,
         "passages": config.passages,

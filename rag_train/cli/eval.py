@@ -109,18 +109,15 @@ def evaluate(
     from rag_train.questions.load import at_most, open_questions, parse_columns
     from rag_train.retrieval.specification import split
     from rag_train.strategies.kit import open_retrievers
-    from rag_train.strategies.registry import parse_strategy
 
     strategies = strategy or ["direct", "cot", "rag", "deeprag"]
-    for name in strategies:
-        parse_strategy(name)
     if bool(model) == bool(watch):
         raise UserError("give either --model, or --watch with the output_dir of a training run")
     if bool(index) == bool(retriever):
         raise UserError("give either --index, or --retriever to compare named retrievers")
     places = [named("--model", text) for text in model or []]
     models = _by_name("--model", [(name or Path(place).name, place) for name, place in places])
-    config = kit_config("", index or [], adapter, role, reranker, engine, url, passages, instructions)
+    config = kit_config("", index or [], adapter, role, reranker, engine, url, passages, instructions, strategies)
     mapping = parse_columns(columns) if columns else None
     opened = [open_questions(spec, mapping) for spec in questions]
     datasets = _by_name("--questions", [(name, at_most(asked, sample, seed)) for name, asked in opened])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,9 +37,10 @@ Roles = Annotated[
     typer.Option(
         "--role",
         metavar="ROLE=PLACE[,KEY=VALUE...]",
-        help="Model for one role (revelator, planner, classifier): an adapter of the model, a checkpoint, a hub "
-        "name, or a server's model, with settings of its engine: planner=gpt-4o,kind=chat,urls=https://api.openai.com,"
-        "key=OPENAI_API_KEY. Repeatable.",
+        help="Model for one role of the strategies: revelator (hanrag), planner (planrag), classifier (adaptive-rag, "
+        "uar), reasoner, identifier, summarizer (dualrag), or reader (which answers, in most others). PLACE: an "
+        "adapter of the model, a checkpoint, a hub name, or a server's model, with settings of its engine: "
+        "planner=gpt-4o,kind=chat,urls=https://api.openai.com,key=OPENAI_API_KEY. Repeatable.",
     ),
 ]
 Reranker = Annotated[
@@ -101,22 +103,22 @@ def kit_config(
     url: list[str] | None,
     passages: int,
     instructions: bool,
+    strategies: Iterable[str] = (),
 ) -> KitConfig:
-    """Return the configuration of a strategy kit from the options.
+    """Return the configuration of a kit for the strategies from the options.
 
-    Raises UserError as `engine_config` and `parse_role` do, and if a role is given twice.
+    Raises UserError as `engine_config`, `parse_strategy` and `parse_roles` do.
     """
-    from rag_train.strategies.kit import KitConfig, parse_role
+    from rag_train.strategies.kit import KitConfig, parse_roles
+    from rag_train.strategies.registry import parse_strategy
 
     main = engine_config(engine, url)
-    roles = [parse_role(text, main) for text in role or []]
-    if len(names := dict(roles)) < len(roles):
-        raise UserError(f"--role: {', '.join(names)}, one of them twice; give each role once")
+    known = dict.fromkeys(name for strategy in strategies for name in parse_strategy(strategy)[0].roles)
     return KitConfig(
         model=model,
         indexes=index,
         adapter=adapter,
-        roles=names,
+        roles=parse_roles("--role", role or [], known, main),
         reranker=reranker,
         engine=main,
         passages=passages,

@@ -86,10 +86,8 @@ def serve_strategy(
     from rag_train.serving.http import Access, address, listen
     from rag_train.serving.strategy import serve
     from rag_train.strategies.kit import open_kit, open_retrievers
-    from rag_train.strategies.registry import parse_strategy
 
-    parse_strategy(name)
-    config = kit_config(model, index, adapter, role, reranker, engine, url, passages, instructions)
+    config = kit_config(model, index, adapter, role, reranker, engine, url, passages, instructions, [name])
     retrievers = open_retrievers(index)
     with listen(host, port) as sock:
         console.print(f"{name} with {model} and {next(iter(retrievers.values())).name}: {address(sock)}/")

@@ -42,6 +42,7 @@ asked: ContextVar[list[Ask | None] | None] = ContextVar("asked", default=None)
 an ask that was not answered."""
 
 
+READER = "reader"
 REASONING = Sampling(max_tokens=256, stop=("\nQuestion:",))
 ANSWER_LINE = Sampling(max_tokens=64, stop=("\n",))
 CONCLUDING_PASSAGES = 15
@@ -62,7 +63,7 @@ class Kit:
         passages: number of passages to retrieve for a query.
         instructions: whether prompts begin with the instruction in ``prompts/``; false for models that were trained
             without instructions.
-        models: further models by role, such as ``revelator``, ``planner`` or ``classifier``.
+        models: models of their own by role (see `Strategy.roles`); the main model takes all other roles.
         retrievers: further retrievers by kind: ``sparse``, ``dense`` or ``web``.
         reranker: model that scores passages; None to skip a method's reranking.
     """
@@ -89,6 +90,8 @@ class Strategy(ABC):
     """Paper of the method, with the section."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Requirements in addition to a model and a retriever."""
+    roles: ClassVar[tuple[str, ...]] = ("reader",)
+    """Roles that a model other than the main one can take. The reader answers in `Run.read`."""
 
     kit: Kit
     _: KW_ONLY
@@ -208,13 +211,15 @@ class Run:
         marker = reader.THOUGHT if reason else FINAL
         body = reader.prompt(question, passages, reason=reason).removesuffix(marker)
         sampling = REASONING if reason else ANSWER_LINE
-        text = (await self.complete("reader", self.prompt(name, body, marker), sampling)).text
+        prompt = self.prompt(name, body, marker, READER)
+        text = (await self.complete("reader", prompt, sampling, READER)).text
         reasoning, answer = reader.parse(text if reason else FINAL + text)
         if answer is not None or not reason:
             return reasoning, answer
         self.cut("the reasoning had no final answer, which was asked for again")
         lead = f"{marker} {reasoning}\n{FINAL}"
-        text = (await self.complete("reader", self.prompt(name, body, lead), ANSWER_LINE)).text
+        prompt = self.prompt(name, body, lead, READER)
+        text = (await self.complete("reader", prompt, ANSWER_LINE, READER)).text
         return reasoning, reader.parse(FINAL + text)[1]
 
     async def search(self, query: str, k: int | None = None, kind: str = "") -> list[Passage]:

@@ -31,6 +31,7 @@ class DeepRAG(Strategy):
     """
 
     paper: ClassVar = "DeepRAG (Guan et al. 2025), section 3.1"
+    roles: ClassVar = ()
     needs: ClassVar = ("a Stage I or Stage II checkpoint",)
 
     mode: Mode = "adaptive"

@@ -23,6 +23,7 @@ class DualRAG(Strategy):
     """Reason over a knowledge outline; search for missing knowledge by key entity and summarize it."""
 
     paper: ClassVar = "DualRAG (Cheng et al. 2025), section 3.1; ablations: section 4.5, appendices H.3 and H.4"
+    roles: ClassVar = (REASONER, IDENTIFIER, SUMMARIZER)
 
     max_iterations: int = 5
     """Maximum number of retrieval rounds (section 4.3)."""

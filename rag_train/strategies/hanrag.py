@@ -21,6 +21,7 @@ class HANRAG(Strategy):
     """
 
     paper: ClassVar = "HANRAG (Sun et al. 2025), section 4.1, appendix G"
+    roles: ClassVar = (ROLE,)
     needs: ClassVar = ("a Revelator checkpoint or a strong model (role revelator)",)
 
     router: Literal["model", "oracle"] = "model"

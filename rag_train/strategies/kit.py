@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,14 +15,13 @@ from rag_train.llm.base import LLM, Completion, Sampling
 from rag_train.llm.checkpoint import check_adapter
 from rag_train.llm.engines import EngineConfig, open_engine, parse_settings
 from rag_train.pairs import named
+from rag_train.provenance import weights_sha256
 from rag_train.retrieval.base import Retriever
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.open import open_reranker, open_retriever
 from rag_train.strategies.base import Kit
 
 RETRIEVER_KINDS = ("sparse", "dense", "web")
-ROLES = ("revelator", "planner", "classifier")
-"""Roles of strategies that a model other than the main one can take."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,11 @@ class RoleConfig:
     def is_adapter(self) -> bool:
         return (Path(self.place) / "adapter_config.json").is_file()
 
+    @property
+    def identity(self) -> list[Any]:
+        """What answers depend on: the hash of the weights, or the name on a server, and the engine's settings."""
+        return [weights_sha256(self.place) or self.place, self.engine.identity]
+
 
 @dataclass(frozen=True, kw_only=True)
 class KitConfig:
@@ -50,7 +55,7 @@ class KitConfig:
         indexes: retrievers as ``[KIND=]PLACE``. The kind is sparse, dense or web; the place is a specification of
             `rag_train.retrieval.specification`. The first is the main retriever.
         adapter: LoRA adapter of the main model.
-        roles: further models, by role (see `ROLES`). The main model takes the roles without one.
+        roles: models of their own by role (see `Strategy.roles`). The main model takes all other roles.
         reranker: directory, hub name, or vLLM server of a cross-encoder.
         engine: settings of the engine.
         passages: number of passages retrieved for a query.
@@ -73,23 +78,36 @@ class KitConfig:
         return [*own, *(role.place for role in self.roles.values() if role.is_adapter)]
 
 
-def parse_role(text: str, main: EngineConfig) -> tuple[str, RoleConfig]:
-    """Parse ``ROLE=PLACE[,KEY=VALUE...]`` with settings of the role's engine.
+def parse_roles(
+    option: str, texts: Sequence[str], known: Collection[str], main: EngineConfig
+) -> dict[str, RoleConfig]:
+    """Parse roles, ``ROLE=PLACE[,KEY=VALUE...]`` with settings of the role's engine.
 
     Settings that are not given are those of the main engine, if both are of the same kind, or else the defaults.
 
-    Raises UserError if the role or a setting is unknown, or the engine cannot have the settings.
+    Raises UserError if a role is not among the ``known`` ones or is given twice, a setting is unknown, or an engine
+    cannot have the settings. The message begins with ``option``.
     """
-    place, *pairs = text.split(",")
-    role, place = named("--role", place)
-    if role not in ROLES:
-        raise UserError(f"--role {text}: unknown role {role!r}; the roles are {', '.join(ROLES)}")
-    given = parse_settings(f"--role {text}", pairs)
+    roles: dict[str, RoleConfig] = {}
+    for text in texts:
+        place, *pairs = text.split(",")
+        role, place = named(option, place)
+        if role not in known:
+            remedy = f"the roles are {', '.join(known)}" if known else "there are no roles here, remove it"
+            raise UserError(f"{option} {text}: unknown role {role!r}; {remedy}")
+        if role in roles:
+            raise UserError(f"{option} {text}: second model for {role}; give each role once")
+        roles[role] = _role(f"{option} {text}", place, pairs, main)
+    return roles
+
+
+def _role(where: str, place: str, pairs: Sequence[str], main: EngineConfig) -> RoleConfig:
+    given = parse_settings(where, pairs)
     base = main if given.get("kind", main.kind) == main.kind else EngineConfig()
     config = RoleConfig(place, replace(base, **given))
     if config.is_adapter and pairs:
-        raise UserError(f"--role {text}: an adapter has no engine of its own; remove its settings")
-    return role, config
+        raise UserError(f"{where}: an adapter has no engine of its own; remove its settings")
+    return config
 
 
 @dataclass(frozen=True)
@@ -123,15 +141,18 @@ async def open_kit(config: KitConfig, retrievers: dict[str, Retriever]) -> Async
     """
     reranker = open_reranker(config.reranker) if config.reranker else None
     fronts = {kind: AsyncRetriever(retriever) for kind, retriever in retrievers.items()}
-    async with _open_models(config) as (llm, models):
+    async with open_models(config) as (llm, models):
         others = {kind: front for kind, front in fronts.items() if kind}
         main = next(iter(fronts.values()))
         yield Kit(llm, main, config.passages, config.instructions, models, others, reranker)
 
 
 @asynccontextmanager
-async def _open_models(config: KitConfig) -> AsyncIterator[tuple[LLM, dict[str, LLM]]]:
-    """The main model and the models by role; a model that several roles have is started once."""
+async def open_models(config: KitConfig) -> AsyncIterator[tuple[LLM, dict[str, LLM]]]:
+    """Start the main model and the models by role, each once, and close them on exit.
+
+    Raises UserError if an engine cannot be started, or if a directory is not an adapter.
+    """
     main = RoleConfig(config.model, config.engine)
     if config.engine.kind == "vllm" and config.adapters:
         ranks = [check_adapter(directory) for directory in config.adapters]

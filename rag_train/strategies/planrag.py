@@ -24,6 +24,7 @@ class PlanRAG(Strategy):
     """
 
     paper: ClassVar = "PlanRAG (Verma et al. 2025), section 4, appendix D"
+    roles: ClassVar = ("planner",)
     needs: ClassVar = ("a planner checkpoint or a strong model (role planner)",)
 
     retrieval: Literal["subquery", "question"] = "subquery"

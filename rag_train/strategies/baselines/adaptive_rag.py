@@ -19,6 +19,7 @@ class AdaptiveRAG(Strategy):
     """Classify the question's complexity, then answer from memory (A), retrieve once (B) or use IRCoT (C)."""
 
     paper: ClassVar = "Jeong et al. 2024; baseline of HANRAG"
+    roles: ClassVar = ("classifier", "reader")
     needs: ClassVar = ("a classifier checkpoint (role classifier; recipes/adaptive_rag.yaml)",)
 
     max_steps: int = 5

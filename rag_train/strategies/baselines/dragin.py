@@ -29,6 +29,7 @@ class DRAGIN(Strategy):
     """
 
     paper: ClassVar = "Su et al. 2024 (RIND, QFS); baseline of DeepRAG and DualRAG"
+    roles: ClassVar = ()
     needs: ClassVar = ("attention weights (the transformers engine)",)
 
     threshold: float = 1.0

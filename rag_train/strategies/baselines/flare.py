@@ -23,6 +23,7 @@ class FLARE(Strategy):
     """
 
     paper: ClassVar = "Jiang et al. 2023 (FLARE direct, implicit queries); baseline of DeepRAG and DualRAG"
+    roles: ClassVar = ()
     needs: ClassVar = ("log-probabilities",)
 
     theta: float = 0.8

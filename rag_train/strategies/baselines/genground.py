@@ -36,6 +36,7 @@ class GenGround(Strategy):
     """
 
     paper: ClassVar = "Shi et al. 2024; baseline of DualRAG"
+    roles: ClassVar = ()
 
     max_steps: int = 5
     """Maximum number of sub-questions."""

@@ -22,6 +22,7 @@ class IterDRAG(Strategy):
     """
 
     paper: ClassVar = "Yue et al. 2024; baseline of DeepRAG"
+    roles: ClassVar = ()
 
     max_steps: int = 5
     """Maximum number of sub-queries (5 in the paper)."""

@@ -20,6 +20,7 @@ class QDRAG(Strategy):
     """Decompose the question, answer each sub-query given the previous answers, then the question given all."""
 
     paper: ClassVar = "Patel et al. 2022; PlanRAG, appendix B (QD-RAG, and QD-RAG SubQ in table 4)"
+    roles: ClassVar = ()
 
     subquery: bool = False
     """Retrieve for every sub-query (SubQ); false: retrieve once, for the question."""

@@ -21,6 +21,7 @@ class ReSP(Strategy):
     """Retrieve, summarize for the question and the sub-question, judge, and plan the next sub-question."""
 
     paper: ClassVar = "Jiang et al. 2024 (ReSP); baseline of LevelRAG"
+    roles: ClassVar = ()
 
     iterations: int = 3
     """Maximum number of retrievals. Ours: LevelRAG does not state it."""

@@ -46,6 +46,7 @@ class RQRAG(Strategy):
     """
 
     paper: ClassVar = "Chan et al. 2024; baseline of PlanRAG and LevelRAG"
+    roles: ClassVar = ()
     needs: ClassVar = ("an RQ-RAG checkpoint", "log-probabilities")
 
     select: Literal["ppl", "confidence", "ensemble"] = "ensemble"

@@ -42,6 +42,7 @@ class SelfRAG(Strategy):
     """
 
     paper: ClassVar = "Asai et al. 2024, section 3.3; baseline of HANRAG, PlanRAG and LevelRAG"
+    roles: ClassVar = ()
     needs: ClassVar = ("a Self-RAG checkpoint", "log-probabilities")
 
     threshold: float | None = 0.2

@@ -28,6 +28,7 @@ class UAR(Strategy):
     """
 
     paper: ClassVar = "Cheng et al. 2024 (UAR, the criteria tree); baseline of DeepRAG"
+    roles: ClassVar = ("classifier", "reader")
     needs: ClassVar = ("a classifier checkpoint (role classifier; recipes/uar.yaml)",)
 
     async def solve(self, run: Run) -> Trajectory:

@@ -2,15 +2,24 @@
 
 import asyncio
 import json
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 
-from support.fakes import Found
+import pytest
+from support.fakes import Found, Says
+from support.synthesis import write
 from support.two_hop import FILM, MAN, QUESTION, kit
 
 from rag_train.data_synth.modules import dualrag
 from rag_train.data_synth.modules.recipes import DualRAGRecipe
+from rag_train.data_synth.modules.run import synthesize_modules
+from rag_train.errors import UserError
 from rag_train.formats import dualrag as format
 from rag_train.formats.dualrag import Entity
+from rag_train.llm.engines import EngineConfig
 from rag_train.miniworld.world import World
+from rag_train.retrieval.index.bm25_build import build_bm25
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord
 
 
@@ -85,6 +94,32 @@ def test_judge_accepts_a_correct_answer_in_other_words():
     assert counts("in the state of Nevada")["right by the judge"] == 1
     assert counts("NV")["right"] == 1 and counts("NV")["right by the judge"] == 0
     assert counts("Ohio")["right by the judge"] == counts("Ohio")["right"] == 0
+
+
+def test_a_role_of_the_teacher_can_have_a_model_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    started: list[tuple[str, str]] = []
+
+    @asynccontextmanager
+    async def open_engine(model: str, config: EngineConfig):
+        started.append((model, config.kind))
+        yield Says(" yes\n") if model == "gpt-4o" else Says(teacher("in the state of Nevada"))
+
+    monkeypatch.setattr("rag_train.strategies.kit.open_engine", open_engine)
+    build_bm25([FILM, MAN], tmp_path / "index")
+    roles = [f"judge=gpt-4o,kind=chat,urls=http://h:1,cache={tmp_path}/answers.db"]
+    made = replace(
+        recipe(judge=True, roles=roles),
+        questions=[write(tmp_path / "q.jsonl", [QUESTION])],
+        index=str(tmp_path / "index"),
+        output=str(tmp_path / "t.jsonl"),
+    )
+    summary = asyncio.run(synthesize_modules(dualrag.FACTORY, made))
+    assert summary.counts["right by the judge"] == 1 and started == [("t", "vllm"), ("gpt-4o", "chat")]
+    wrong = replace(made, roles=["planner=x"])
+    with pytest.raises(
+        UserError, match="roles: planner=x: unknown role 'planner'; the roles are reasoner, identifier"
+    ):
+        asyncio.run(synthesize_modules(dualrag.FACTORY, wrong))
 
 
 def test_links_entities_and_repairs_summaries():

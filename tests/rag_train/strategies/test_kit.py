@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.fakes import OnePassage, Says
+from support.fakes import Found, OnePassage, Says
 
 from rag_train.cli.options import kit_config
 from rag_train.errors import UserError
+from rag_train.eval.benchmarks.hostile import ASKED, HostileModel, HostileRetriever
 from rag_train.llm.base import Sampling
 from rag_train.llm.engines import EngineConfig
 from rag_train.retrieval.index.bm25_build import build_bm25
 from rag_train.schema import Passage
 from rag_train.strategies import kit
-from rag_train.strategies.kit import open_kit, open_retrievers
+from rag_train.strategies.base import Kit, Strategy
+from rag_train.strategies.kit import RETRIEVER_KINDS, open_kit, open_retrievers
+from rag_train.strategies.registry import STRATEGIES, build
 
 
 @pytest.fixture
@@ -74,7 +79,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
 def written(*options: str, engine: str = "transformers", url: list[str] | None = None) -> dict[str, str]:
     """Open the models of ``--model main`` with these ``--role`` options; return what each writes, by role."""
-    config = kit_config("main", [], None, list(options), None, engine, url, 3, True)
+    config = kit_config("main", [], None, list(options), None, engine, url, 3, True, ["hanrag", "uar", "planrag"])
 
     async def go() -> dict[str, str]:
         async with open_kit(config, {"": OnePassage()}) as opened:
@@ -126,7 +131,11 @@ def test_adapters_are_the_main_models(started: Started, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("role", "message"),
     [
-        ("writer=x", r"--role writer=x: unknown role 'writer'; the roles are revelator, planner, classifier"),
+        (
+            "writer=x",
+            "--role writer=x: unknown role 'writer'; the roles are revelator, classifier, reader, planner",
+        ),
+        ("identifier=x", "unknown role 'identifier'; the roles are revelator"),
         ("runs/x", r"--role runs/x: unknown role ''"),
         ("planner=", "nothing after the equals sign"),
         ("planner=x,dtyp=float32", "no setting 'dtyp'; an engine has kind, dtype"),
@@ -143,10 +152,44 @@ def test_rejects_roles_that_cannot_be(role: str, message: str) -> None:
 
 
 def test_rejects_engines_that_cannot_be() -> None:
-    with pytest.raises(UserError, match="--role: planner, one of them twice"):
+    with pytest.raises(UserError, match="--role planner=y: second model for planner; give each role once"):
         written("planner=x", "planner=y")
+    with pytest.raises(UserError, match="--role reader=x: unknown role 'reader'; there are no roles here, remove"):
+        kit_config("main", [], None, ["reader=x"], None, "vllm", None, 3, True, ["deeprag"])
     with pytest.raises(UserError, match="--engine vlm: kind=vlm is not vllm"):
         written(engine="vlm")
     for engine, url in (("chat", None), ("vllm", ["http://h:1"])):
         with pytest.raises(UserError, match="--url belongs to --engine openai and --engine chat"):
             written(engine=engine, url=url)
+
+
+class Roles(dict[str, Any]):
+    """Models by role, none of them, with the roles that were looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: set[str] = set()
+
+    def __contains__(self, role: object) -> bool:
+        self.asked.add(str(role))
+        return False
+
+
+@pytest.mark.parametrize("cls", {cls: None for cls, _ in STRATEGIES.values()}, ids=lambda cls: cls.__name__)
+def test_every_strategy_gives_work_to_all_of_its_roles_and_to_no_other(cls: type[Strategy]) -> None:
+    roles = Roles()
+    retriever = HostileRetriever("everything")
+    for spec, seed in product((spec for spec, (its, _) in STRATEGIES.items() if its is cls), range(4)):
+        llm = HostileModel("obedient", seed)
+        kinds = dict.fromkeys(RETRIEVER_KINDS, retriever)
+        opened = Kit(llm, retriever, instructions=False, models=roles, retrievers=kinds)  # pyright: ignore
+        trajectory = asyncio.run(build(spec, opened).answer(ASKED))
+        assert "budget" not in trajectory.notes
+    assert roles.asked - {""} == set(cls.roles)
+
+
+def test_the_reader_answers_and_the_main_model_does_the_rest() -> None:
+    main, reader = Says("yes"), Says("Nevada")
+    opened = Kit(main, Found([]), instructions=False, models={"reader": reader})  # pyright: ignore
+    trajectory = asyncio.run(build("rag", opened).answer(ASKED))
+    assert trajectory.answer == "Nevada"
