@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import aclosing, closing
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ except ImportError as error:
 BUSY = (429, 502, 503, 504)
 """Statuses of temporary failures: an exceeded rate limit, or a proxy whose server is restarting."""
 LARGEST = 64 * 2**20
-"""Maximum size of a response in bytes. Compressed responses are refused: their true size is not known."""
+"""Maximum size of a response in bytes, as sent and as decompressed."""
 LONGEST_WAIT = 30.0
 """Maximum wait between two attempts in seconds; if a server asks for a longer wait, there is no further attempt."""
 
@@ -37,7 +38,7 @@ def send(client: httpx.Client, method: str, url: str, retries: int, **content: A
 
     Raises:
         httpx.TransportError: if the last attempt cannot connect, loses the connection, or times out.
-        httpx.DecodingError: if the response is compressed or larger than `LARGEST`.
+        httpx.DecodingError: if the response is larger than `LARGEST`, or compressed but not with gzip or deflate.
     """
     for attempt in range(retries + 1):
         wait = min(LONGEST_WAIT, 0.1 * 2**attempt) * random.uniform(0.5, 1)
@@ -105,17 +106,37 @@ async def read_async(client: httpx.AsyncClient, request: httpx.Request) -> httpx
 
 
 def _check_size(response: httpx.Response, size: int) -> None:
-    """Raise httpx.DecodingError if the response is larger than `LARGEST` or compressed."""
+    """Raise httpx.DecodingError if ``size``, that of the response, is more than `LARGEST`."""
     if size > LARGEST:
         raise httpx.DecodingError(f"the response is larger than {LARGEST // 2**20} MiB", request=response.request)
-    if response.headers.get("content-encoding", "identity") != "identity":
-        raise httpx.DecodingError("the response is compressed", request=response.request)
 
 
 def _with_body(response: httpx.Response, body: bytes | bytearray) -> httpx.Response:
-    return httpx.Response(
-        response.status_code, headers=response.headers, content=bytes(body), request=response.request
-    )
+    """Return the response with its body, decompressed: some servers compress although they are asked not to."""
+    headers = httpx.Headers(response.headers)
+    headers.pop("content-length", None)
+    encoding = headers.pop("content-encoding", "identity").lower()
+    try:
+        content = _decompressed(encoding, body)
+    except (zlib.error, ValueError) as error:
+        raise httpx.DecodingError(f"the response cannot be read: {error}", request=response.request) from error
+    _check_size(response, len(content))
+    return httpx.Response(response.status_code, headers=headers, content=content, request=response.request)
+
+
+def _decompressed(encoding: str, body: bytes | bytearray) -> bytes:
+    """Decompress ``body``, but not more than a byte above `LARGEST`."""
+    if encoding == "identity" or not body:
+        return bytes(body)
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise ValueError(f"compressed with {encoding[:20]!r}, not with gzip or deflate")
+    # 47 reads zlib's and gzip's formats; some servers send deflate without zlib's header.
+    bare = encoding == "deflate" and body[0] & 15 != 8
+    decoder = zlib.decompressobj(-15 if bare else 47)
+    content = decoder.decompress(body, LARGEST + 1)
+    if not decoder.eof and len(content) <= LARGEST:
+        raise ValueError("the compressed data end too early")
+    return content
 
 
 def retry_after(response: httpx.Response) -> float | None:

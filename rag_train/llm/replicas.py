@@ -210,7 +210,7 @@ class Replicas:
                     if not other.expired():
                         other.reschedule(0)
             return None
-        except httpx.RequestError as error:  # a body that is too large or compressed
+        except httpx.RequestError as error:  # a body that is too large or cannot be decompressed
             raise EngineError(f"{replica.url}: {error}") from error
         finally:
             replica.in_flight.discard(limit)

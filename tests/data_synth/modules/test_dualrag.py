@@ -106,7 +106,7 @@ def test_a_role_of_the_teacher_can_have_a_model_of_its_own(monkeypatch: pytest.M
 
     monkeypatch.setattr("rag_train.strategies.kit.open_engine", open_engine)
     build_bm25([FILM, MAN], tmp_path / "index")
-    roles = [f"judge=gpt-4o,kind=chat,urls=http://h:1,cache={tmp_path}/answers.db"]
+    roles = ["judge=gpt-4o,kind=chat,urls=http://h:1"]
     made = replace(
         recipe(judge=True, roles=roles),
         questions=[write(tmp_path / "q.jsonl", [QUESTION])],

@@ -135,7 +135,7 @@ def test_text_is_cut_at_stop_strings_with_its_tokens():
         ([(404, {}, "The model does not exist")], UserError, "404, The model does not exist"),
         ([(200, {}, "{}")], EngineError, "not a completion"),
         ([(200, {}, '{"choices":' + "[" * 100_000)], EngineError, "not a completion"),
-        ([(200, {"Content-Encoding": "gzip"}, "{}")], EngineError, "compressed"),
+        ([(200, {"Content-Encoding": "gzip"}, "{}")], EngineError, "the response cannot be read"),
     ],
 )
 def test_failures_are_retried_or_reported(failures: list[Any], kind: type[Exception] | None, complaint: str):

@@ -306,7 +306,7 @@ def test_retries_transient_failures(model: str, failures):
         ([(200, {}, b'{"choices": [], "usage": {}}')], EngineError, "the answer is not a completion"),
         ([(200, {}, b"[" * 10**6)], EngineError, "the answer is not a completion"),
         ([(400, {}, b"[" * 10**6)], UserError, "request rejected, status 400"),
-        ([(200, {"Content-Encoding": "gzip"}, b"{}")], EngineError, "the response is compressed"),
+        ([(200, {"Content-Encoding": "gzip"}, b"{}")], EngineError, "the response cannot be read"),
         ([_fine(token_ids=[-1])], EngineError, "the answer is not a completion .*greater than or equal to 0"),
         ([_fine(token_ids=[10**12])], EngineError, "the answer is not a completion .*less than"),
         ([_fine(logprobs=_logprobs(tokens=["", "b"]))], EngineError, "the answer is not a completion .*at least 1"),
