@@ -39,7 +39,7 @@ Roles = Annotated[
         metavar="ROLE=PLACE[,KEY=VALUE...]",
         help="Model for one role of the strategies: revelator (hanrag), planner (planrag), classifier "
         "(adaptive-rag, uar), reasoner, identifier, summarizer (dualrag), or reader (it answers, in most others). "
-        "PLACE: an adapter of the model, a checkpoint, a hub name, or a server's model, with its engine's settings: "
+        "PLACE: an adapter of the model, a checkpoint, a hub name, or a server's model, with engine settings: "
         "planner=gpt-4o,kind=chat,urls=https://api.openai.com,key=OPENAI_API_KEY. Repeatable.",
     ),
 ]

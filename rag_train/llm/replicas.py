@@ -7,6 +7,7 @@ import ipaddress
 import os
 import random
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -29,6 +30,9 @@ LONGEST_WAIT = 30.0
 """Maximum of that time in seconds, unless the server's Retry-After header asks for more."""
 SLACK = 8
 """Number of calls that a question's replica may have in flight above the least, before the question leaves it."""
+
+retry_for: ContextVar[float] = ContextVar("retry_for", default=600.0)
+"""Seconds after its first failure during which a call is sent again."""
 
 
 class Rejected(UserError):
@@ -95,14 +99,13 @@ class Replicas:
 
     All calls of a question (of a `CallLog`) go to the same replica, whose prefix cache knows the question, unless
     it falls behind. If a replica cannot be reached, closes the connection, or answers 429, 502, 503 or 504, it is
-    not used for a while and its calls are sent again, to another replica if possible. A run therefore survives a
-    server's restart.
+    not used for a while and its calls are sent again, to another replica if possible, for the time of `retry_for`.
+    A run therefore survives a server's restart.
 
     Args:
         urls: addresses of the API, such as ``https://api.openai.com/v1``; ``/v1`` is added to one without a path.
         key: name of the environment variable with the API key; None to send no key.
         timeout: time limit of one attempt at a call, in seconds.
-        retry_for: seconds after its first failure during which a call is retried.
         max_in_flight: maximum number of calls in flight for each replica; further calls wait.
         requests_per_minute: maximum number of calls a minute, for all replicas together; None: no limit.
         tokens_per_minute: maximum number of tokens a minute, of prompts and answers; None: no limit.
@@ -117,7 +120,6 @@ class Replicas:
         *,
         key: str | None = None,
         timeout: float = 600.0,
-        retry_for: float = 600.0,
         max_in_flight: int = 256,
         requests_per_minute: float | None = None,
         tokens_per_minute: float | None = None,
@@ -129,7 +131,6 @@ class Replicas:
         self.all = [Replica(_base(url)) for url in urls]
         self.headers = _headers(key, [replica.url for replica in self.all])
         self._timeout = timeout
-        self._retry_for = retry_for
         self._slots = asyncio.Semaphore(max_in_flight * len(urls))
         self._requests, self._tokens = Pace(requests_per_minute), Pace(tokens_per_minute)
         self._homes: WeakKeyDictionary[CallLog, Replica] = WeakKeyDictionary()
@@ -149,6 +150,7 @@ class Replicas:
             Rejected: if the server rejects the request for another reason.
         """
         loop = asyncio.get_running_loop()
+        patience = retry_for.get()
         deadline = None
         retried = False
         async with self._slots:
@@ -158,14 +160,14 @@ class Replicas:
                 now = loop.time()
                 replica = self._choose(now)
                 if replica.back_at > now:  # no replica is in use; this replica is back first
-                    deadline = deadline or now + self._retry_for
+                    deadline = deadline or now + patience
                     if replica.back_at > deadline:
-                        raise EngineError(f"{replica.url}: {replica.problem}; gave up after {self._retry_for:g} s")
+                        raise EngineError(f"{replica.url}: {replica.problem}; gave up after {patience:g} s")
                     await asyncio.sleep((replica.back_at - now) * random.uniform(1, 1.25))
                     continue
                 response = await self._attempt(replica, path, body)
                 if response is None:
-                    deadline = deadline or now + self._retry_for
+                    deadline = deadline or now + patience
                 elif response.status_code == 500 and not retried:
                     # vLLM answers 500 to all calls in flight when its engine stops, and to invalid calls.
                     retried = True

@@ -23,8 +23,8 @@ from uuid import uuid4
 
 from pydantic import BaseModel, Field, ValidationError
 
-from rag_train.errors import UserError, not_installed
-from rag_train.llm.base import EngineError
+from rag_train.errors import ServiceError, UserError, not_installed
+from rag_train.llm.replicas import retry_for
 from rag_train.schema import Question, Record, Trajectory
 from rag_train.strategies.base import Kit, Strategy, watcher
 from rag_train.strategies.registry import STRATEGIES, build, parse_strategy
@@ -54,6 +54,10 @@ MAX_QUESTIONS = 256
 """Maximum number of questions in progress."""
 MAX_SECONDS = 600.0
 """Time limit of a question."""
+RETRY_FOR = 10.0
+"""Seconds for which a question waits for a server of the engine that is down. Its client can ask again."""
+ASK_AGAIN = {"Retry-After": "10"}
+"""Header of a response to a question that may be answered later."""
 
 
 class Part(BaseModel):
@@ -117,8 +121,8 @@ def app(
     Errors have OpenAI's format ``{"error": {"message": one line, "type"}}``: 400 if the request is not a
     `ChatRequest`, the strategy is unknown, a setting exceeds its limit, or a prompt exceeds the model's context;
     401, 403 or 415 if `Access` refuses the request; 408 if its body does not arrive; 413 if the body is too large;
-    502 if the engine or the retriever is unavailable; 503 if `MAX_QUESTIONS` are in progress; 504 after
-    `MAX_SECONDS`; 500 if the strategy fails otherwise.
+    502 if the engine or the retriever refuses the request; 503 if one of them is down or `MAX_QUESTIONS` are in
+    progress, so that the client may ask again; 504 after `MAX_SECONDS`; 500 if the strategy fails otherwise.
 
     Args:
         opening: context manager of the kit, entered on the server's event loop because engines require it.
@@ -177,7 +181,7 @@ def app(
         chat_request = _parse(await read_body(request.receive, MAX_BODY, "send fewer or shorter messages"))
         strategy = _build(chat_request.strategy or chat_request.model or name, name, request.state.kit)
         if in_progress.locked():
-            raise HTTPException(503, "too many questions in progress; ask again later", {"Retry-After": "10"})
+            raise HTTPException(503, "too many questions in progress; ask again later", ASK_AGAIN)
         head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": strategy.name}
         events = _follow(strategy, chat_request.question, request, in_progress)
         if chat_request.stream:
@@ -208,8 +212,9 @@ async def _follow(
     shown: asyncio.Queue[Event | None] = asyncio.Queue()  # None: the strategy has ended
 
     async def work() -> Trajectory:
-        # Set in the context of this task only: events of other requests do not arrive here.
+        # Set in the context of this task only, not for other requests.
         watcher.set(lambda kind, what: shown.put_nowait((kind, what)))
+        retry_for.set(RETRY_FOR)
         try:
             # A Question requires gold answers; strategies do not read them.
             asked = Question(id=uuid4().hex, question=question, answers=["?"])
@@ -245,7 +250,9 @@ def _problem(error: Exception) -> HTTPException:
         return HTTPException(504, f"the question took more than {MAX_SECONDS:g} s; ask a simpler one")
     if isinstance(error, ValueError):
         return HTTPException(400, line)
-    if isinstance(error, (EngineError, UserError)):
+    if isinstance(error, ServiceError):
+        return HTTPException(503, line, ASK_AGAIN)
+    if isinstance(error, UserError):
         return HTTPException(502, line)
     _log.error("the strategy failed", exc_info=error)
     return HTTPException(500, "the strategy failed; see the log of the service")

@@ -222,11 +222,19 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "LONGEST_WAIT", 0.05)
 
 
-def ask(model: str, *urls: str, calls: int = 1, sampling: Sampling | None = None, **options: Any) -> list[Any]:
+def ask(
+    model: str,
+    *urls: str,
+    calls: int = 1,
+    sampling: Sampling | None = None,
+    patience: float = 600.0,
+    **options: Any,
+) -> list[Any]:
     """Make ``calls`` calls at the same time and return their completions or exceptions."""
 
     async def go() -> list[Any]:
         engine = OpenAIEngine.start(urls, "mini", tokenizer=model, **options)
+        replicas.retry_for.set(patience)
         try:
             prompts = [f"prompt {i}" for i in range(calls)]
             made = (engine.complete(prompt, sampling or Sampling()) for prompt in prompts)
@@ -363,7 +371,7 @@ def test_call_without_answer_fails_at_its_time_limit(model: str):
 def test_gives_up_if_server_does_not_come_back(model: str):
     with serving(scripted()) as server:
         server.script = lambda body: (503, {}, b"closed")
-        got = ask(model, server.url, calls=20, retry_for=0.2)
+        got = ask(model, server.url, calls=20, patience=0.2)
     for error in got:
         assert isinstance(error, EngineError) and "status 503, closed; gave up after 0.2 s" in str(error)
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -22,10 +22,11 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 from support.browser import Browser, chromium
+from support.chat import chat_server
 from support.servers import running
 
 from rag_train.cli.app import main
-from rag_train.errors import UserError
+from rag_train.errors import ServiceError, UserError
 from rag_train.llm.base import EngineError
 from rag_train.llm.engines import EngineConfig
 from rag_train.miniworld.pretrain import PretrainConfig, pretrained
@@ -285,7 +286,7 @@ ERRORS: list[tuple[dict[str, Any], int, str]] = [
 ]
 FAILURES: list[tuple[dict[str, Any], int, str]] = [
     (body("why " * 2500, "direct"), 400, "exceed the context"),
-    (body("q", "failing"), 502, "no answer within 1 s"),
+    (body("q", "failing"), 503, "no answer within 1 s"),
     (body("q", "failing,way=user"), 502, "the index is down"),
     (body("q", "failing,way=bug"), 500, "see the log"),
 ]
@@ -309,6 +310,46 @@ def check_error(reply: dict[str, Any], status: int, said: str) -> None:
     error = reply["error"]
     assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
     assert said in error["message"] and "\n" not in error["message"] and "secret" not in str(reply)
+
+
+class Outage:
+    """A retriever whose service can be down."""
+
+    name, down = "outage", False
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        if self.down:
+            raise ServiceError("retrieval service http://h:1: connection\nrefused; start it")
+        return [[Passage(id="1", text="red fox")] for _ in queries]
+
+
+def test_an_outage_of_engine_or_retriever_is_503_and_passes_by_itself(monkeypatch: pytest.MonkeyPatch):
+    """A question waited ten minutes for an engine that was down, and then got 504; one that gave up got 502."""
+    retriever = Outage()
+
+    def asked(url: str, question: str) -> tuple[int, str]:
+        response = post(url, body(question))
+        reply = response.json()
+        if response.status_code == 200:
+            return 200, reply["choices"][0]["message"]["content"]
+        assert response.headers["Retry-After"] == "10"
+        check_error(reply, response.status_code, "")
+        return response.status_code, reply["error"]["message"]
+
+    monkeypatch.setattr(service, "RETRY_FOR", 0.0)
+    with chat_server() as engine:
+        config = KitConfig(model="m", indexes=[], engine=EngineConfig(kind="chat", urls=[engine.url]))
+        with running(app(open_kit(config, {"": retriever}), "rag")) as url:
+            assert asked(url, "a") == (200, "Paris")
+            retriever.down = True
+            status, said = asked(url, "b")
+            assert status == 503 and said == "retrieval service http://h:1: connection refused; start it"
+            retriever.down = False
+            engine.failures = [(503, {}, "restarting")]
+            status, said = asked(url, "b")
+            assert status == 503 and "status 503, restarting; gave up after 0 s" in said
+            monkeypatch.setattr(service, "RETRY_FOR", 60.0)
+            assert asked(url, "b") == (200, "Paris")
 
 
 @pytest.mark.parametrize("sent", [b"", b"{", b"\xff\x00", json.dumps(body("\ud800")).encode()])
