@@ -184,7 +184,10 @@ class Run:
     async def ask(self, task: Task, fields: Fields, role: str = "") -> Any:
         """Perform a task and return the answer, of the task's type.
 
-        If the model's text cannot be parsed, return None and add a note to the trajectory.
+        If the model's text cannot be parsed, return None and add a note to the trajectory. It is not asked again:
+        decoding is greedy, so the same prompt gives the same text, and a sampled second attempt would make runs
+        differ. With guided decoding, only text that was cut at the task's limit does not parse; `ChatEngine` asks
+        closed models, which are not guided, for the format once more.
         """
         collected = asked.get()
         asks = [] if collected is None else collected
