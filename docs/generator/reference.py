@@ -215,6 +215,8 @@ def strategies_page() -> str:
         parts.append(f"[The paper's steps and ours](../explanation/methods/{page}.md#{one['name']})")
         if one["needs"]:
             parts.append(f"Needs: {'; '.join(one['needs'])}.")
+        if one["roles"]:
+            parts.append(f"Roles: {', '.join(one['roles'])}.")
         if one["settings"]:
             texts = attribute_docstrings(cls)
             rows = [

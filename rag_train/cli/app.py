@@ -139,7 +139,7 @@ def world(
 
 @app.command()
 def strategies(as_json: Json = False) -> None:
-    """List the inference strategies with their sources, requirements and settings."""
+    """List the inference strategies with their sources, requirements, roles (for --role) and settings."""
     from rag_train.strategies.registry import listing
 
     listed = listing()
@@ -150,6 +150,8 @@ def strategies(as_json: Json = False) -> None:
         print(f"{strategy['name']}\n  {strategy['summary']}\n  {strategy['paper']}")
         if strategy["needs"]:
             print(f"  needs: {'; '.join(strategy['needs'])}")
+        if strategy["roles"]:
+            print(f"  roles: {', '.join(strategy['roles'])}")
         if strategy["settings"]:
             settings = (f"{key}={json.dumps(value)}" for key, value in strategy["settings"].items())
             print(f"  settings: {', '.join(settings)}")

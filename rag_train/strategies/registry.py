@@ -129,13 +129,14 @@ def build(spec: str, kit: Kit) -> Strategy:
 
 
 def listing() -> list[dict[str, Any]]:
-    """Describe each strategy: name, summary, paper, needs in addition to a model and a retriever, and settings."""
+    """Describe each strategy: name, summary, paper, needs besides a model and a retriever, roles, and settings."""
     return [
         {
             "name": name,
             "summary": (cls.__doc__ or "").partition("\n")[0],
             "paper": cls.paper,
             "needs": list(cls.needs),
+            "roles": list(cls.roles),
             "settings": {k: preset.get(k, f.default) for k, f in _fields(cls).items()},
         }
         for name, (cls, preset) in STRATEGIES.items()
