@@ -39,7 +39,9 @@ def drawn(recipe: DeepRAGRecipe) -> list[str]:
     return [question.id for question in asked]
 
 
-@pytest.mark.parametrize("page", [RECIPE, ROOT / "README.md", ROOT / "docs/site/howto/own-data.md"], ids=str)
+@pytest.mark.parametrize(
+    "page", [RECIPE, ROOT / "README.md", ROOT / "docs/site/howto/own-data.md"], ids=lambda p: p.name
+)
 def test_no_question_is_in_two_stages(page: Path, questions: Path):
     """M3: seeds 0 and 1 shared 83 of 2,000 questions."""
     recipes = [

@@ -309,6 +309,7 @@ def test_errors_in_a_stream(url: str, asked: dict[str, Any], status: int, said: 
 def check_error(reply: dict[str, Any], status: int, said: str) -> None:
     error = reply["error"]
     assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+    assert error["code"] == status
     assert said in error["message"] and "\n" not in error["message"] and "secret" not in str(reply)
 
 
