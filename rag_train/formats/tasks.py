@@ -37,7 +37,8 @@ class Task:
         name: name of the module, under which its tokens are counted, and of its instruction in ``prompts/``.
         marker: text before the completion.
         output: ``str`` for a line of text, ``Literal[...]`` for choices, any other type for JSON of that type.
-        max_tokens: maximum number of tokens of a completion.
+        max_tokens: maximum number of tokens of a completion. A choice can take more if its vocabulary spells it
+            letter by letter.
     """
 
     name: str
@@ -63,8 +64,9 @@ class Task:
         """Return greedy sampling, with guided decoding for choices and JSON."""
         if self.is_json:
             return Sampling(max_tokens=self.max_tokens, json_schema=_schema(self))
-        choices = tuple(f" {choice}" for choice in get_args(self.output)) or None
-        return Sampling(max_tokens=self.max_tokens, stop=("\n",), choice=choices)
+        choices = tuple(f" {choice}" for choice in get_args(self.output))
+        most = max(self.max_tokens, *map(len, choices)) if choices else self.max_tokens
+        return Sampling(max_tokens=most, stop=("\n",), choice=choices or None)
 
     def completion(self, answer: Any) -> str:
         """Return ``answer`` in the format that a model writes. Raises ValueError if it has the wrong type."""

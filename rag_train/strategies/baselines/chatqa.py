@@ -22,6 +22,7 @@ class ChatQA(Strategy):
     """
 
     paper: ClassVar = "Liu et al. 2024 (ChatQA); baseline of LevelRAG"
+    roles: ClassVar = ()
 
     k: int = 5
     """Number of passages (5 in the paper)."""
