@@ -20,7 +20,6 @@ from rag_train.cli.options import (
     Urls,
     kit_config,
 )
-from rag_train.progress import console
 
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.")]
@@ -62,8 +61,8 @@ def serve_retriever(
     retriever = open_retriever(place)
     size = f"{len(retriever):,} passages, " if isinstance(retriever, Sized) else ""
     with listen(host, port) as sock:
-        console.print(f"{retriever.name}: {size}{address(sock)}/search")
-        serve(retriever, sock, Limits(k=max_k), threads, Access(api_key, host))
+        ready = f"{retriever.name}: {size}{address(sock)}/search"
+        serve(retriever, sock, Limits(k=max_k), threads, Access(api_key, host), ready)
 
 
 @serving.command("strategy")
@@ -90,5 +89,5 @@ def serve_strategy(
     config = kit_config(model, index, adapter, role, reranker, engine, url, passages, instructions, [name])
     retrievers = open_retrievers(index)
     with listen(host, port) as sock:
-        console.print(f"{name} with {model} and {next(iter(retrievers.values())).name}: {address(sock)}/")
-        serve(open_kit(config, retrievers), name, sock, Access(api_key, host))
+        ready = f"{name} with {model} and {next(iter(retrievers.values())).name}: {address(sock)}/"
+        serve(open_kit(config, retrievers), name, sock, Access(api_key, host), ready)

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from rag_train.errors import UserError, not_installed
+from rag_train.progress import console
 
 try:
     import uvicorn
@@ -167,8 +168,24 @@ def _stopped(timer: asyncio.TimerHandle | None) -> None:
         timer.cancel()
 
 
-def server(api: FastAPI) -> uvicorn.Server:
-    """Return a Uvicorn server for ``api`` with time limits, which logs warnings only."""
+class _Server(uvicorn.Server):
+    """Uvicorn's server, which prints a line once it answers."""
+
+    def __init__(self, config: uvicorn.Config, ready: str):
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and not self.should_exit:
+            console.print(self._ready)
+
+
+def server(api: FastAPI, ready: str) -> uvicorn.Server:
+    """Return a Uvicorn server for ``api`` with time limits, which prints ``ready`` once it answers.
+
+    It logs warnings only.
+    """
     config = uvicorn.Config(
         api,
         http=_Impatient,
@@ -177,7 +194,7 @@ def server(api: FastAPI) -> uvicorn.Server:
         ws="none",
         timeout_graceful_shutdown=int(GRACE),
     )
-    return uvicorn.Server(config)
+    return _Server(config, ready)
 
 
 async def read_body(receive: Receive, limit: int, remedy: str) -> bytes:

@@ -119,12 +119,17 @@ def app(
     return api
 
 
-def serve(retriever: Retriever, sock: socket.socket, limits: Limits, threads: int, access: Access) -> None:
-    """Run the service on a listening socket until it is interrupted, with up to ``threads`` concurrent batches."""
+def serve(
+    retriever: Retriever, sock: socket.socket, limits: Limits, threads: int, access: Access, ready: str
+) -> None:
+    """Run the service on a listening socket until it is interrupted, with up to ``threads`` concurrent batches.
+
+    The line ``ready`` is printed once the service answers.
+    """
     with suppress(UserError):  # a remote retriever may be down now and answer later
         retriever.search(["first"], 1)  # loads the compiled search, so that no client waits for it
     with suppress(KeyboardInterrupt):  # Uvicorn raises it again after an orderly shutdown
-        server(app(retriever, limits, threads, access)).run(sockets=[sock])
+        server(app(retriever, limits, threads, access), ready).run(sockets=[sock])
 
 
 class _Search:

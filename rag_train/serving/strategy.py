@@ -91,8 +91,10 @@ class ChatRequest(BaseModel):
         return (content if isinstance(content, str) else "\n".join(part.text for part in content)).strip()
 
 
-def serve(opening: AbstractAsyncContextManager[Kit], name: str, sock: socket.socket, access: Access) -> None:
-    """Run the service on a listening socket until it is interrupted.
+def serve(
+    opening: AbstractAsyncContextManager[Kit], name: str, sock: socket.socket, access: Access, ready: str
+) -> None:
+    """Run the service on a listening socket until it is interrupted; print the line ``ready`` once it answers.
 
     Raises:
         UserError: if the kit cannot be opened, or if it lacks what strategy ``name`` requires.
@@ -103,7 +105,7 @@ def serve(opening: AbstractAsyncContextManager[Kit], name: str, sock: socket.soc
         problems.append(error)
         runner.should_exit = True
 
-    runner = server(app(opening, name, refuse, access))
+    runner = server(app(opening, name, refuse, access), ready)
     with suppress(KeyboardInterrupt):  # Uvicorn raises it again after an orderly shutdown
         runner.run(sockets=[sock])
     if problems:

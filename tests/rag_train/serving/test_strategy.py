@@ -419,9 +419,11 @@ def test_command_serves_until_interrupted(model: Path, index: Path, questions: l
     command += ["--model", str(model), "--index", str(index), "--no-instructions", "--port", "0"]
     service = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
-        # Printed when the socket listens: requests wait there until the engine has started.
         assert service.stderr
         url = next(found[0] for line in service.stderr if (found := re.search(r"http://127.0.0.1:\d+", line)))
+        assert (
+            httpx.get(f"{url}/health").json()["status"] == "ok"
+        )  # the address is printed once the service answers
         assert post(url, body(questions[0])).json()["trajectory"]["steps"]
     finally:
         service.send_signal(signal.SIGINT)
