@@ -12,7 +12,7 @@ import typer
 
 from rag_train.cli.eval import evaluation
 from rag_train.cli.index import indexing
-from rag_train.cli.options import Json, Overrides, numbers, report
+from rag_train.cli.options import DATA, SERVING, START, Json, Overrides, numbers, report
 from rag_train.cli.real import real
 from rag_train.cli.serve import serving
 from rag_train.cli.synth import records, synthesis
@@ -24,16 +24,31 @@ app = typer.Typer(
     name="rag-train",
     help="Train the controller of a retrieval-augmented language model: synthesise data, train, evaluate.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(real)
 app.add_typer(indexing)
-app.add_typer(synthesis, name="synth")
-app.add_typer(records, name="data")
+app.add_typer(synthesis, name="synth", rich_help_panel=DATA)
+app.add_typer(records, name="data", rich_help_panel=DATA)
 app.add_typer(training)
-app.add_typer(serving, name="serve")
 app.add_typer(evaluation)
+app.add_typer(serving, name="serve", rich_help_panel=SERVING)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"rag-train {version('rag-train')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
 
 
 def main() -> None:
@@ -74,7 +89,7 @@ def _fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
-@app.command()
+@app.command(rich_help_panel=START)
 def init(
     directory: Annotated[Path, typer.Argument(help="Directory to create or extend.")] = Path(),
     as_json: Json = False,
@@ -85,7 +100,7 @@ def init(
     report(as_json, listed, f"{directory}: wrote {len(written)} files to recipes/ and launch/")
 
 
-@app.command()
+@app.command(rich_help_panel=START)
 def demo(
     seeds: Annotated[
         str, typer.Option(help="Comma-separated seeds: of the world, its questions and the training.")
@@ -124,7 +139,7 @@ def demo(
         print(results.model_dump_json())
 
 
-@app.command()
+@app.command(rich_help_panel=START)
 def world(
     output: Annotated[Path, typer.Argument(help="Directory to write.")],
     seed: Annotated[int, typer.Option(help="Seed of the world.")] = 0,
@@ -137,7 +152,7 @@ def world(
     report(as_json, counts, f"{output}: {counts}")
 
 
-@app.command()
+@app.command(rich_help_panel=START)
 def strategies(as_json: Json = False) -> None:
     """List the inference strategies with their sources, requirements, roles (for --role) and settings."""
     from rag_train.strategies.registry import listing

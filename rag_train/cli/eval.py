@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from rag_train.cli.options import (
+    EVALUATION,
     Adapter,
     Engine,
     Instructions,
@@ -57,7 +58,7 @@ Seed = Annotated[int, typer.Option(help="Seed of the question sample.")]
 Output = Annotated[Path, typer.Option(help="Directory for answers, scores and tables; other cells in it are kept.")]
 
 
-@evaluation.command("eval")
+@evaluation.command("eval", rich_help_panel=EVALUATION)
 def evaluate(
     questions: Questions,
     output: Output,
@@ -141,7 +142,7 @@ def evaluate(
     _print_cells(run(models), as_json)
 
 
-@evaluation.command()
+@evaluation.command(rich_help_panel=EVALUATION)
 def score(
     predictions: Annotated[Path, typer.Argument(help="Predictions of another system, in the dataset's format.")],
     questions: Annotated[str, typer.Option(metavar="[NAME=][KIND:]PLACE", help="The question file, as released.")],
@@ -167,7 +168,7 @@ def score(
     _print_cells([cell], as_json)
 
 
-@evaluation.command()
+@evaluation.command(rich_help_panel=EVALUATION)
 def compare(
     directory: MatrixDirectory,
     cell: Annotated[
@@ -190,7 +191,7 @@ def compare(
         _print_tables([comparison_table(comparisons)])
 
 
-@evaluation.command()
+@evaluation.command(rich_help_panel=EVALUATION)
 def judge(
     directory: MatrixDirectory,
     model: Model,
@@ -204,7 +205,7 @@ def judge(
     _print_cells(asyncio.run(judge_matrix(directory, model, engine_config(engine, url))), as_json)
 
 
-@evaluation.command()
+@evaluation.command(rich_help_panel=EVALUATION)
 def validate(
     model: Annotated[str, typer.Argument(help="Checkpoint directory or hub name.")],
     file: Annotated[Path, typer.Argument(help="Held-out examples that `rag-train synth` wrote.")],
@@ -222,7 +223,7 @@ def validate(
         _print_tables(module_tables(scores))
 
 
-@evaluation.command()
+@evaluation.command(rich_help_panel=EVALUATION)
 def export(
     directory: MatrixDirectory,
     output: Annotated[Path, typer.Argument(help="Directory to write.")],
@@ -268,7 +269,7 @@ def _by_name(option: str, pairs: Sequence[tuple[str, T]]) -> dict[str, T]:
     return dict(pairs)
 
 
-@evaluation.command()
+@evaluation.command(rich_help_panel=EVALUATION)
 def reproduce(
     paper: Annotated[
         str | None, typer.Argument(help="deeprag, dualrag, hanrag, planrag or levelrag; all papers if not given.")
@@ -329,7 +330,7 @@ def reproduce(
         print(json.dumps([ordering.model_dump(mode="json") for ordering in orderings]))
 
 
-@evaluation.command("report")
+@evaluation.command("report", rich_help_panel=EVALUATION)
 def draw_report(
     results: Annotated[
         Path, typer.Argument(help="Directory that `rag-train eval` wrote, or demo.json of `rag-train demo`.")

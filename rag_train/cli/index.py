@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from rag_train.cli.options import Json, report
+from rag_train.cli.options import DATA, Json, report
 
 indexing = typer.Typer()
 
 
-@indexing.command()
+@indexing.command(rich_help_panel=DATA)
 def index(
     corpus: Annotated[Path, typer.Argument(help="JSON Lines (BEIR, FlashRAG) or DPR's TSV.")],
     output: Annotated[

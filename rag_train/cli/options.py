@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from rag_train.llm.engines import EngineConfig
     from rag_train.strategies.kit import KitConfig
 
+START, DATA, TRAINING, EVALUATION, SERVING = "Start here", "Data", "Training", "Evaluation", "Serving"
+"""Groups of commands in `rag-train --help`."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print a summary as JSON on standard output.")]
 Model = Annotated[
     str,

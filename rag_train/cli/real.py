@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from rag_train.cli.options import Json, report
+from rag_train.cli.options import START, Json, report
 
 real = typer.Typer()
 
 
-@real.command("model")
+@real.command("model", rich_help_panel=START)
 def fetch_model(
     name: Annotated[str, typer.Argument(help="smollm2: SmolLM2-135M-Instruct (Apache-2.0), 93 MB to download.")],
     directory: Annotated[Path, typer.Argument(help="Checkpoint directory to write.")],
@@ -24,7 +24,7 @@ def fetch_model(
     report(as_json, {"model": str(fetch(name, directory))}, str(directory))
 
 
-@real.command("atlas")
+@real.command("atlas", rich_help_panel=START)
 def write_atlas_files(
     output: Annotated[Path, typer.Argument(help="Directory to write.")],
     seed: Annotated[int, typer.Option(help="Seed of the questions.")] = 0,

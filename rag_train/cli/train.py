@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rag_train.cli.options import Json, Overrides, report
+from rag_train.cli.options import TRAINING, Json, Overrides, report
 
 training = typer.Typer()
 
 
-@training.command()
+@training.command(rich_help_panel=TRAINING)
 def train(
     recipe: Annotated[Path, typer.Argument(help="YAML file, for example recipes/deeprag_sft.yaml.")],
     overrides: Overrides = None,
@@ -33,7 +33,7 @@ def train(
     report(as_json, asdict(result), summary_line(result))
 
 
-@training.command()
+@training.command(rich_help_panel=TRAINING)
 def merge(
     model: Annotated[str, typer.Argument(help="Checkpoint directory or Hub name that the adapter was trained on.")],
     adapter: Annotated[str, typer.Argument(help="Directory of a LoRA adapter, trained with lora.merge=false.")],
@@ -47,7 +47,7 @@ def merge(
     print(output)
 
 
-@training.command()
+@training.command(rich_help_panel=TRAINING)
 def sweep(
     file: Annotated[Path, typer.Argument(help="Sweep file of W&B, for example launch/sweeps/deeprag_dpo.yaml.")],
     output: Annotated[

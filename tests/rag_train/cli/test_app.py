@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from support.paths import ROOT
 
 from rag_train.cli.app import main
+from rag_train.cli.options import DATA, EVALUATION, SERVING, START, TRAINING
 from rag_train.files import write_text
 from rag_train.miniworld.world import World, WorldConfig, write_world
 
@@ -105,3 +107,12 @@ def test_half_a_file_does_not_stay_on_a_full_disk(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(OSError, match="No space left"):
         write_text(tmp_path / "kept", "new")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"] and (tmp_path / "kept").read_text() == "old"
+
+
+def test_help_groups_the_commands_and_version_is_the_packages(capsys, monkeypatch: pytest.MonkeyPatch):
+    assert call(monkeypatch, "--help") == 0
+    shown = capsys.readouterr().out
+    places = [shown.index(f" {group} ") for group in (START, DATA, TRAINING, EVALUATION, SERVING)]
+    assert places == sorted(places) and " Commands " not in shown
+    assert call(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"rag-train {version('rag-train')}\n"
