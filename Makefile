@@ -82,7 +82,7 @@ fast: .venv/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not engine and not browser"
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --durations 10
 
 bench: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.search
