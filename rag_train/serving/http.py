@@ -177,12 +177,12 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self.started and not self.should_exit:
+        if self._ready and self.started and not self.should_exit:
             console.print(self._ready)
 
 
-def server(api: FastAPI, ready: str) -> uvicorn.Server:
-    """Return a Uvicorn server for ``api`` with time limits, which prints ``ready`` once it answers.
+def server(api: FastAPI, ready: str = "") -> uvicorn.Server:
+    """Return a Uvicorn server for ``api`` with time limits, which prints ``ready``, if given, once it answers.
 
     It logs warnings only.
     """
