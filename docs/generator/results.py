@@ -460,6 +460,17 @@ def hostile_table() -> str:
     return table(columns, rows, "lrrrrr")
 
 
+def attack_table(part: str) -> str:
+    """The attacks of one part of the campaign: ``kills``, ``files`` or ``requests``."""
+    rows = [
+        [row["attack"], f"{row['cases']:,}", "<br>".join(f"{n:,} × {what}" for what, n in row["outcomes"].items())]
+        + ([f"{row['longest_wait_ms']:,}" if "longest_wait_ms" in row else "–"] if part == "requests" else [])
+        for row in load("attack")[part]
+    ]
+    waits = ["an ordinary client's longest wait, ms"] if part == "requests" else []
+    return table(["attack", "cases", "what happened", *waits], rows, "lrlr"[: 3 + len(waits)])
+
+
 # --- front page and README --------------------------------------------------------------------------------------
 
 
@@ -525,8 +536,8 @@ CALIBRATION = "calibration, papers' shape"
 FUNCTIONS = {
     function.__name__: function
     for function in (
-        across_seeds, all_claims, claims_by_paper, demo_claims, demo_hops, demo_mean, demo_seeds, demo_table,
-        demo_timings, gold_hops, gold_left_out, gold_targets, headlines, hostile_table, load, orderings,
+        across_seeds, all_claims, attack_table, claims_by_paper, demo_claims, demo_hops, demo_mean, demo_seeds,
+        demo_table, demo_timings, gold_hops, gold_left_out, gold_targets, headlines, hostile_table, load, orderings,
         outage_table, overhead_table, provenance, retrieval_speed_table, retrievers_table, router_accuracy,
         runtime, runtime_reach, runtime_table, shortfalls, strategies_table, teacher_ablations,
         teacher_claims, teacher_counts, teacher_table, training_speed, training_table, number, percent,

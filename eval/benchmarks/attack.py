@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -165,6 +166,7 @@ def open_and_search(directory: Path) -> str:
     from rag_train.retrieval.index.open import load_index
 
     signal.alarm(60)
+    warnings.simplefilter("ignore")  # NumPy's, about damaged numbers
     try:
         load_index(directory).search(QUERIES, 50)
     except UserError as error:
