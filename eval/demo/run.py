@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -80,10 +80,7 @@ def run_demo(
         claims=[Claim(text=claim.text, held=claim.held, evidence=claim.evidence) for claim in decided],
         runs=runs,
         curves=first.curves,
-        timings=[
-            Timing(part=part, seconds=sum(result.timings[part] for result in results)) for part in first.timings
-        ]
-        + [Timing(part="everything", seconds=time.perf_counter() - start)],
+        timings=_timings([result.timings for result in results], time.perf_counter() - start),
         examples=_examples(first, (recipe.first_stage, "stage 1", LAST)),
         provenance=_provenance(recipe, seeds),
     )
@@ -208,6 +205,13 @@ def _train(stage: Stage, settings: StageRecipe, model: Path, data: Path, output:
 
 def _dpo(settings: StageRecipe) -> DPORecipe:
     return DPORecipe(beta=settings.beta, sft_weight=settings.sft_weight, layout=settings.layout)
+
+
+def _timings(seeds: Sequence[Mapping[str, float]], total: float) -> list[Timing]:
+    """Return the seconds of each part over all seeds, and of everything else; together they are ``total``."""
+    parts = {part: sum(timings[part] for timings in seeds) for part in seeds[0]}
+    parts["everything else"] = max(0.0, total - sum(parts.values()))
+    return [Timing(part=part, seconds=seconds) for part, seconds in parts.items()]
 
 
 def _timer(timings: dict[str, float], seed: int) -> Callable[[str], Any]:

@@ -36,6 +36,26 @@ def bootstrap(values: Sequence[float], *, resamples: int = 2000, seed: int = 0) 
     return Interval(mean=float(sample.mean()), lo=float(lo), hi=float(hi))
 
 
+def share(values: Sequence[float]) -> Interval:
+    """Return the interval of the mean of values in [0, 1].
+
+    It is bootstrapped, but if all values are 0 or all are 1, every resample is the same: it is Wilson's then.
+    """
+    interval = bootstrap(values)
+    if interval.mean not in (0.0, 1.0):
+        return interval
+    lo, hi = wilson(interval.mean, len(values))
+    return Interval(mean=interval.mean, lo=lo, hi=hi)
+
+
+def wilson(p: float, n: int) -> tuple[float, float]:
+    """Return the ends of the 95% interval of a proportion ``p`` of ``n`` (Wilson 1927)."""
+    z2 = 1.959964**2
+    middle = (p + z2 / (2 * n)) / (1 + z2 / n)
+    half = math.sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n * n))) / (1 + z2 / n)
+    return max(0.0, min(p, middle - half)), min(1.0, max(p, middle + half))  # rounding may exclude p
+
+
 def paired_bootstrap(
     first: Sequence[Score], second: Sequence[Score], metric: Metric, clusters: Sequence[str] | None = None
 ) -> Interval:
@@ -128,3 +148,9 @@ def across_seeds(values: Sequence[float]) -> Interval:
     mean = float(np.mean(values))
     half = t * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return Interval(mean=mean, lo=mean - half, hi=mean + half)
+
+
+def share_across_seeds(values: Sequence[float]) -> Interval:
+    """Return the interval of `across_seeds` for values in [0, 1], within these bounds."""
+    interval = across_seeds(values)
+    return Interval(mean=interval.mean, lo=max(0.0, interval.lo), hi=min(1.0, interval.hi))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 
 from rag_train.eval.metrics.boundary import DecisionCounts, boundary_by_cot, boundary_by_facts
-from rag_train.eval.metrics.intervals import Interval, across_seeds, bootstrap
+from rag_train.eval.metrics.intervals import Interval, across_seeds, bootstrap, share, share_across_seeds
 from rag_train.eval.metrics.measures import wording
 from rag_train.eval.metrics.reliability import (
     Reliability,
@@ -117,9 +117,9 @@ def summarize(
         stage=stage,
         seeds=[seed],
         questions=len(scores),
-        em=bootstrap([s.em for s in scores]),
-        f1=bootstrap([s.f1 for s in scores]),
-        accuracy=bootstrap([s.accuracy for s in scores]),
+        em=share([s.em for s in scores]),
+        f1=share([s.f1 for s in scores]),
+        accuracy=share([s.accuracy for s in scores]),
         retrievals=bootstrap([s.retrievals for s in scores]),
         retrievals_correct=bootstrap(right) if right else None,
         retrievals_incorrect=bootstrap(wrong) if wrong else None,
@@ -149,7 +149,7 @@ def measure_intervals(scores: Sequence[Score]) -> dict[str, Interval]:
         name: [value for s in scores if (value := getattr(s, name)) is not None]
         for name in ("rounds", "prompt_tokens", "completion_tokens", *OPTIONAL)
     }
-    return {name: bootstrap(values) for name, values in columns.items() if values}
+    return {name: (share if name in OPTIONAL else bootstrap)(of) for name, of in columns.items() if of}
 
 
 def _wording(trajectories: Sequence[Trajectory]) -> Wording | None:
@@ -161,8 +161,8 @@ def _hops(hops: int, scores: Sequence[Score]) -> Hops:
     return Hops(
         hops=hops,
         questions=len(scores),
-        em=bootstrap([s.em for s in scores]),
-        f1=bootstrap([s.f1 for s in scores]),
+        em=share([s.em for s in scores]),
+        f1=share([s.f1 for s in scores]),
         retrievals=bootstrap([s.retrievals for s in scores]),
     )
 
@@ -191,9 +191,9 @@ def _join(runs: Sequence[RunSummary]) -> RunSummary:
         stage=runs[0].stage,
         seeds=[seed for run in runs for seed in run.seeds],
         questions=runs[0].questions,
-        em=_across([run.em for run in runs]),
-        f1=_across([run.f1 for run in runs]),
-        accuracy=_across([run.accuracy for run in runs]),
+        em=_share_across([run.em for run in runs]),
+        f1=_share_across([run.f1 for run in runs]),
+        accuracy=_share_across([run.accuracy for run in runs]),
         retrievals=_across([run.retrievals for run in runs]),
         retrievals_correct=_across_all([run.retrievals_correct for run in runs]),
         retrievals_incorrect=_across_all([run.retrievals_incorrect for run in runs]),
@@ -205,8 +205,8 @@ def _join(runs: Sequence[RunSummary]) -> RunSummary:
             Hops(
                 hops=parts[0].hops,
                 questions=parts[0].questions,
-                em=_across([part.em for part in parts]),
-                f1=_across([part.f1 for part in parts]),
+                em=_share_across([part.em for part in parts]),
+                f1=_share_across([part.f1 for part in parts]),
                 retrievals=_across([part.retrievals for part in parts]),
             )
             for parts in zip(*(run.by_hops for run in runs), strict=True)
@@ -215,7 +215,10 @@ def _join(runs: Sequence[RunSummary]) -> RunSummary:
         retrieval_counts=_mean_shares([run.retrieval_counts for run in runs]),
         cot_boundary=sum(cot[1:], start=cot[0]) if cot else None,
         fact_boundary=sum(facts[1:], start=facts[0]) if facts else None,
-        measures={name: _across([run.measures[name] for run in runs]) for name in common},
+        measures={
+            name: (_share_across if name in OPTIONAL else _across)([run.measures[name] for run in runs])
+            for name in common
+        },
         depths=_mean_shares([run.depths for run in runs]),
         wording=Wording(
             wh=sum(part.wh for part in wordings) / len(wordings),
@@ -230,6 +233,10 @@ def _join(runs: Sequence[RunSummary]) -> RunSummary:
 
 def _across(intervals: Sequence[Interval]) -> Interval:
     return across_seeds([interval.mean for interval in intervals])
+
+
+def _share_across(intervals: Sequence[Interval]) -> Interval:
+    return share_across_seeds([interval.mean for interval in intervals])
 
 
 def _across_all(intervals: Sequence[Interval | None]) -> Interval | None:

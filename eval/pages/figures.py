@@ -15,7 +15,7 @@ from typing import Any
 
 from rag_train.eval.matrix.cell import Cell
 from rag_train.eval.metrics.boundary import DecisionCounts
-from rag_train.eval.metrics.intervals import Interval, across_seeds
+from rag_train.eval.metrics.intervals import Interval, across_seeds, share_across_seeds, wilson
 from rag_train.eval.metrics.reliability import Reliability
 from rag_train.eval.metrics.scores import OPTIONAL, Score
 from rag_train.schema import Question
@@ -78,14 +78,6 @@ def _figures(group: Sequence[CellData]) -> dict[str, Any]:
     }
 
 
-def wilson(p: float, n: int) -> tuple[float, float, float]:
-    """Return a proportion ``p`` of ``n`` and the ends of its 95% interval (Wilson 1927)."""
-    z2 = 1.959964**2
-    middle = (p + z2 / (2 * n)) / (1 + z2 / n)
-    half = math.sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n * n))) / (1 + z2 / n)
-    return p, max(0.0, middle - half), min(1.0, middle + half)
-
-
 def interval(samples: Sequence[Sequence[Score]], name: str) -> tuple[float, float, float] | None:
     """Return mean, low and high end of a field over the scores that have it; None if no score has it.
 
@@ -96,10 +88,11 @@ def interval(samples: Sequence[Sequence[Score]], name: str) -> tuple[float, floa
     if not by_seed:
         return None
     if len(by_seed) > 1:
-        return _triple(across_seeds([fmean(values) for values in by_seed]))
+        across = share_across_seeds if name in MEASURES else across_seeds
+        return _triple(across([fmean(values) for values in by_seed]))
     [values] = by_seed
     if name in MEASURES:
-        return wilson(fmean(values), len(values))
+        return fmean(values), *wilson(fmean(values), len(values))
     half = 1.959964 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     return fmean(values), fmean(values) - half, fmean(values) + half
 
@@ -151,5 +144,7 @@ def _counts(counts: DecisionCounts) -> dict[str, Any]:
 
 def _reliability(reliability: Reliability) -> dict[str, Any]:
     """Return points of (mean probability, share unknown with its interval, decisions), and the ECE."""
-    points = [(bin.probability, *wilson(bin.frequency, bin.count), bin.count) for bin in reliability.bins]
+    points = [
+        (bin.probability, bin.frequency, *wilson(bin.frequency, bin.count), bin.count) for bin in reliability.bins
+    ]
     return {"points": points, "ece": reliability.ece, "steps": reliability.count}

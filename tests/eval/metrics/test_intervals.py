@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.trajectories import QUESTIONS, RUN
 
-from rag_train.eval.metrics.intervals import across_seeds, bootstrap, mcnemar
+from rag_train.eval.metrics.intervals import across_seeds, bootstrap, mcnemar, share, share_across_seeds, wilson
 from rag_train.eval.metrics.scores import score
 
 
@@ -18,6 +18,28 @@ def test_bootstrap_interval_contains_the_mean(values: list[float]):
     interval = bootstrap(values, resamples=200)
     assert interval.lo - 1e-9 <= interval.mean <= interval.hi + 1e-9
     assert interval == bootstrap(values, resamples=200)
+
+
+def test_wilson_intervals():
+    """Compare with Newcombe 1998, table I, method 3."""
+    assert wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert wilson(0 / 20, 20) == pytest.approx((0, 0.1611), abs=1e-4)
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=30))
+def test_the_interval_of_a_share_is_never_empty(values: list[float]):
+    """U4: 0 of 4 had the interval [0, 0] in one place, and [0, 49] in another."""
+    interval = share(values)
+    assert 0 <= interval.lo <= interval.mean <= interval.hi <= 1 and interval.lo < interval.hi
+    if not any(values):
+        assert (interval.lo, interval.hi) == wilson(0.0, len(values))
+
+
+def test_shares_across_seeds_stay_between_0_and_1():
+    assert across_seeds([0.0, 0.1]).lo < 0
+    interval = share_across_seeds([0.0, 0.1])
+    assert (interval.lo, interval.mean) == (0.0, 0.05)
+    assert share_across_seeds([1.0, 0.9]).hi == 1.0
 
 
 def test_t_interval_and_mcnemar():

@@ -19,7 +19,6 @@ from support.matrices import SIZE, Made
 
 from rag_train.cli.app import main
 from rag_train.eval.metrics.scores import score
-from rag_train.eval.pages.figures import wilson
 from rag_train.eval.pages.packing import Passages, pack_trajectory
 from rag_train.schema import Decision, Passage, Step, Trajectory
 
@@ -86,12 +85,6 @@ def test_packed_steps_lose_nothing(trajectory: Trajectory):
         read = [dict(zip(("id", "title", "text"), kept[i], strict=True), score=s) for i, s in step.pop("passages")]
         unpacked.append(Step.model_validate(step | {"decision": decision, "passages": read}))
     assert unpacked == trajectory.steps
-
-
-def test_wilson_intervals():
-    """Compare with Newcombe 1998, table I, method 3."""
-    assert wilson(81 / 263, 263) == pytest.approx((0.3080, 0.2553, 0.3662), abs=1e-4)
-    assert wilson(0 / 20, 20) == pytest.approx((0, 0, 0.1611), abs=1e-4)
 
 
 # -- rejected files ----------------------------------------------------------------------------------------------
