@@ -7,7 +7,8 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from rag_train.files import write_text
+from rag_train.files import read_records, write_text
+from rag_train.schema import SFTRecord
 from rag_train.templates import template
 from rag_train.training.recipe import TrainRecipe
 from rag_train.training.result import TrainResult
@@ -30,17 +31,47 @@ def write_card(directory: Path, recipe: TrainRecipe, result: TrainResult) -> Non
         result=result,
         base=base or recipe.model,
         adapter=adapter,
+        tasks=_tasks(recipe),
         ends=_ends(result.losses),
     )
     write_text(directory / "README.md", f"---\n{head.to_yaml()}\n---\n\n{body}")
 
 
+def write_merged_card(directory: Path, model: str, adapter: Path) -> None:
+    """Write README.md for ``model`` with the ``adapter`` merged into it, with what the adapter's card says."""
+    card = ModelCard(text) if (text := _read(adapter / "README.md")) else None
+    tags = card.data.get("tags") if card else None
+    base = _hub_name(model)
+    head = ModelCardData(
+        base_model=base,
+        base_model_relation=base and "finetune",
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=tags or ["rag-train", "retrieval-augmented-generation", "lora"],
+    )
+    body = f"# `{base or Path(model).name}` with an adapter trained by rag-train, merged\n\n"
+    if card:
+        body += "What follows is about the adapter.\n\n#" + card.text.strip()
+    write_text(directory / "README.md", f"---\n{head.to_yaml()}\n---\n\n{body}\n")
+
+
+def _tasks(recipe: TrainRecipe) -> list[str]:
+    """Return the tasks of the data's examples; none for DeepRAG's controller."""
+    if recipe.stage != "sft":
+        return []
+    return sorted({record.task for record in read_records(recipe.data, SFTRecord)} - {""})
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
 def _hub_name(model: str) -> str | None:
     """Return the Hub name of ``model``: itself, or for a directory the base model that its card names."""
-    card = Path(model) / "README.md"
     if not Path(model).exists():
         return model
-    base = ModelCard(card.read_text(encoding="utf-8")).data.get("base_model") if card.is_file() else None
+    text = _read(Path(model) / "README.md")
+    base = ModelCard(text).data.get("base_model") if text else None
     return base if isinstance(base, str) else None
 
 

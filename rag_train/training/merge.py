@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, logging
 
 from rag_train.errors import UserError
 from rag_train.llm.checkpoint import check_adapter, check_checkpoint, load_tokenizer
+from rag_train.training.card import write_merged_card
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 """Types in which the merged model can be written; auto: the type of the model."""
@@ -38,7 +39,7 @@ def load_merged(model: str, adapter: str, dtype: str = "auto") -> PreTrainedMode
 
 
 def merge(model: str, adapter: str, output: Path, dtype: str = "auto") -> None:
-    """Write the merged model with its tokenizer (the adapter's if it has one) to the directory ``output``.
+    """Write the merged model with its tokenizer (the adapter's if it has one) and card to the directory ``output``.
 
     The directory appears only when it is complete. Raises UserError if the adapter does not fit the model, or if
     ``output`` exists.
@@ -57,6 +58,7 @@ def merge(model: str, adapter: str, output: Path, dtype: str = "auto") -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         merged.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        write_merged_card(temporary, model, Path(adapter))
         temporary.replace(output)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)

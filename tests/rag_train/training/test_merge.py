@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +12,16 @@ import yaml
 from huggingface_hub import ModelCard
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from support.training import TOKENIZER, recipe_in
+from support.training import TOKENIZER, recipe_in, sft_record, write
 from transformers import AutoModelForCausalLM
 
 from rag_train.errors import UserError
 from rag_train.llm.checkpoint import check_adapter, load_tokenizer
 from rag_train.miniworld.pretrain import PretrainConfig, build_model
+from rag_train.training.card import write_card, write_merged_card
 from rag_train.training.merge import merge
 from rag_train.training.recipe import LoraRecipe
+from rag_train.training.result import TrainResult
 from rag_train.training.run import train
 
 
@@ -99,9 +102,30 @@ def test_card_states_data_weights_metrics_and_recipe(work: Path, runs: Path):
         assert ("--lora-modules" in text) == (name == "adapter")
 
 
-def test_card_names_hub_model_that_earlier_stages_started_from(work: Path, runs: Path, tmp_path: Path):
-    from rag_train.training.card import write_card
+def test_merged_model_has_a_card(work: Path, runs: Path, tmp_path: Path):
+    merge(str(work / "model"), str(runs / "adapter"), tmp_path / "merged")
+    card = ModelCard((tmp_path / "merged/README.md").read_text())
+    assert card.data.library_name == "transformers" and "lora" in card.data.tags
+    assert json.loads((runs / "adapter/training.json").read_text())["data_sha256"] in card.text
+    write_merged_card(tmp_path, "Qwen/Qwen2.5-7B-Instruct", tmp_path / "without a card")
+    data = ModelCard((tmp_path / "README.md").read_text()).data
+    assert (data.base_model, data.base_model_relation) == ("Qwen/Qwen2.5-7B-Instruct", "finetune")
 
+
+def test_card_says_what_was_learned(work: Path, runs: Path, tmp_path: Path):
+    """U5: a planner's card called it a controller of DeepRAG."""
+    result = TrainResult(**json.loads((runs / "adapter/training.json").read_text()))
+    examples = [
+        sft_record(i).model_copy(update={"task": task}) for i, task in enumerate(["planrag_plan", "router"])
+    ]
+    planner = recipe_in(work, runs / "adapter", data=write(tmp_path / "plans.jsonl", examples))
+    write_card(tmp_path, planner, result)
+    text = (tmp_path / "README.md").read_text()
+    assert "on examples of `planrag_plan`, `router`, from" in text and "DeepRAG" not in text
+    assert "controller for retrieval-augmented generation (DeepRAG" in (runs / "adapter/README.md").read_text()
+
+
+def test_card_names_hub_model_that_earlier_stages_started_from(work: Path, runs: Path, tmp_path: Path):
     recipe = recipe_in(work, runs / "model", model="Qwen/Qwen2.5-7B-Instruct")
     result = replace(train(recipe_in(work, runs / "model", lora=LoraRecipe(r=2))), data={})
     (tmp_path / "second").mkdir()
