@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 from rag_train.answers import normalize
 from rag_train.formats import dualrag
 from rag_train.formats.deeprag import one_line
+from rag_train.formats.dualrag import Reasoning
 from rag_train.formats.tasks import Fields
 from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import Run, Strategy, interleave, together
@@ -20,7 +21,10 @@ REASONER, IDENTIFIER, SUMMARIZER = "reasoner", "identifier", "summarizer"
 
 @dataclass(frozen=True)
 class DualRAG(Strategy):
-    """Reason over a knowledge outline; search for missing knowledge by key entity and summarize it."""
+    """Reason over a knowledge outline; search for missing knowledge by key entity and summarize it.
+
+    Ours: the question stands for a first thought that does not parse, so that none is answered without a search.
+    """
 
     paper: ClassVar = "DualRAG (Cheng et al. 2025), section 3.1; ablations: section 4.5, appendices H.3 and H.4"
     roles: ClassVar = (REASONER, IDENTIFIER, SUMMARIZER)
@@ -51,8 +55,9 @@ class DualRAG(Strategy):
         for round in range(1, self.max_iterations + 1):
             state = dualrag.state_fields(question.question, self._knowledge(outline, found), thoughts)
             reasoning = await run.ask(dualrag.REASON, state, REASONER)
-            if reasoning is None:
+            if reasoning is None and thoughts:
                 break
+            reasoning = reasoning or Reasoning(thought=question.question, retrieve=True)
             thoughts.append(reasoning.thought.strip())
             if self.trigger and not reasoning.retrieve:
                 run.known(thoughts[-1], "", round=round)

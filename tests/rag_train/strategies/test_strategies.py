@@ -197,6 +197,14 @@ def test_dualrag_without_the_entity_identifier_names_no_entity():
     assert found.queries == ["Who wrote it?"] and got.answer == "Ada"
 
 
+def test_dualrag_searches_although_its_first_thought_does_not_parse():
+    """E6: a thought that was cut at its limit ended in an answer without a search."""
+    llm = Says(lambda prompt: " Ada\n" if prompt.endswith("Answer:") else '{"thought":"Who wrote')
+    found = Found(PASSAGES)
+    got = answer("dualrag", kit(llm, found), "Who?")
+    assert found.queries == ["Who?"] and got.answer == "Ada" and got.unparsed
+
+
 def hanrag(said: dict[str, str], question: str) -> Trajectory:
     llm = Replay({f"Query: {question}\nType:": said.pop("route")} | said)
     return answer("hanrag", kit(llm, passages=3), question)
