@@ -128,6 +128,10 @@ class LLMCall(Record):
     """Number of sequential calls up to and including this call."""
 
 
+UNPARSED = "did not parse"
+"""Beginning of a trajectory's note about a module's text that could not be parsed."""
+
+
 class Trajectory(Record):
     """The complete record of a strategy's work on one question, from which the papers' figures are computed."""
 
@@ -149,6 +153,11 @@ class Trajectory(Record):
     def retrievals(self) -> int:
         """Number of queries sent to a retriever."""
         return sum(len(step.sent) for step in self.steps)
+
+    @property
+    def unparsed(self) -> bool:
+        """Whether the text of a module could not be parsed."""
+        return any(note.startswith(UNPARSED) for note in self.notes.values())
 
     @property
     def critical_path(self) -> int:

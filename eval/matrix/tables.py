@@ -209,8 +209,14 @@ def _number(interval: Interval | None) -> str:
 
 
 def _error_notes(runs: Sequence[RunSummary]) -> list[str]:
-    failed = [f"{run.name} ({run.errors:.0f} of {run.questions:,})" for run in runs if run.errors]
-    return [f"Counted as wrong, because a prompt was too long or invalid: {', '.join(failed)}."] if failed else []
+    def note(what: str, counts: Sequence[float]) -> list[str]:
+        listed = [f"{run.name} ({n:.0f} of {run.questions:,})" for run, n in zip(runs, counts, strict=True) if n]
+        return [f"{what}: {', '.join(listed)}."] if listed else []
+
+    return [
+        *note("Counted as wrong, because a prompt was too long or invalid", [run.errors for run in runs]),
+        *note("Questions in which the text of a module did not parse", [run.unparsed for run in runs]),
+    ]
 
 
 def _interval_note(runs: Sequence[RunSummary]) -> str:

@@ -60,6 +60,8 @@ class RunSummary(Record):
     llm_calls: float
     errors: float
     """Number of trajectories that ended in an error; their answers are scored like the others."""
+    unparsed: float = 0.0
+    """Number of trajectories in which a module's text did not parse."""
     tokens: dict[str, TokenUse]
     by_hops: list[Hops]
     subqueries: dict[int, float]
@@ -126,6 +128,7 @@ def summarize(
         steps=sum(s.steps for s in scores) / len(scores),
         llm_calls=sum(s.llm_calls for s in scores) / len(scores),
         errors=sum(t.error is not None for t in trajectories),
+        unparsed=sum(t.unparsed for t in trajectories),
         tokens=token_use(trajectories),
         by_hops=[
             _hops(hops, [s for s in scores if s.hops == hops])
@@ -200,6 +203,7 @@ def _join(runs: Sequence[RunSummary]) -> RunSummary:
         steps=sum(run.steps for run in runs) / n,
         llm_calls=sum(run.llm_calls for run in runs) / n,
         errors=sum(run.errors for run in runs) / n,
+        unparsed=sum(run.unparsed for run in runs) / n,
         tokens=_mean_tokens(runs),
         by_hops=[
             Hops(

@@ -17,7 +17,7 @@ from rag_train.formats.tasks import Fields, Task
 from rag_train.llm.base import LLM, Completion, Sampling
 from rag_train.llm.memo import CallLog, call_depth
 from rag_train.retrieval.batching import AsyncRetriever
-from rag_train.schema import Decision, LLMCall, Passage, Plan, Question, Step, Trajectory
+from rag_train.schema import UNPARSED, Decision, LLMCall, Passage, Plan, Question, Step, Trajectory
 
 if TYPE_CHECKING:
     from rag_train.retrieval.rerank import Reranker  # needs an optional extra
@@ -197,7 +197,7 @@ class Run:
         text = (await self.complete(task.name, prompt, task.sampling(), role)).text
         answer = task.parse(text)
         if answer is None:
-            self.notes[task.name] = f"did not parse: {one_line(text)[:80]!r}"
+            self.notes[task.name] = f"{UNPARSED}: {one_line(text)[:400]!r}"
         asks[place] = Ask(task, fields, answer)
         return answer
 

@@ -213,6 +213,13 @@ def test_cell_ids_stay_in_the_directory(tmp_path: Path) -> None:
     assert CellName("..", "s", "d", "r", 0).id.startswith("none/")
 
 
+def test_tables_count_questions_with_unparsed_text(started: FakeEngine, tmp_path: Path) -> None:
+    """U9: no table said how often a module's text did not parse."""
+    evaluate(tmp_path, {"d": numbered(0, 1)}, ["a"], ["direct", "dualrag"])
+    text = (tmp_path / "tables.md").read_text()
+    assert "the text of a module did not parse: dualrag (2 of 2)." in text
+
+
 def test_writes_tables(started: FakeEngine, tmp_path: Path) -> None:
     evaluate(tmp_path, {"d": numbered(0, 1), "e": numbered(2)}, ["a", "b"], ["cot", "rag"])
     text = (tmp_path / "tables.md").read_text()
