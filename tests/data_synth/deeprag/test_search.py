@@ -12,6 +12,7 @@ from rag_train.data_synth.deeprag.search import SearchConfig, TreeSearch, leaves
 from rag_train.llm.base import Completion, Sampling
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Question
+from rag_train.strategies.deeprag import DeepRAG
 
 QUESTION = Question(id="q", question="Which?", answers=["right"])
 PROMPT = "Question: Which?\n"
@@ -42,6 +43,11 @@ def test_keeps_the_correct_trajectory_with_the_fewest_or_most_retrievals(seed: i
     assert (most.best.retrievals if most.best else None) == (max(costs) if costs else None)
     assert len(set(model.prompts)) == len(model.prompts) == len(result.calls)  # no prompt is sent twice
     assert set(model.prompts) <= set(whole_model.prompts)
+
+
+def test_the_search_takes_no_more_steps_than_inference():
+    """M1: models were trained on trajectories that inference cuts off."""
+    assert SearchConfig().max_steps == DeepRAG.max_steps
 
 
 def test_expands_nodes_in_order_of_retrievals():

@@ -67,6 +67,7 @@ def test_planrag_trains_for_5000_steps_of_8_on_one_gpu_and_on_eight():
     alone = recipe["batch_size"] * recipe["gradient_accumulation"]
     assert alone == int(eight[0]) * int(eight[1]) * processes == 8
     assert round(teacher["sample"] * recipe["epochs"] / 8, -1) == 5000
+    assert recipe["lora"]["target_modules"] == ["q_proj", "v_proj"]  # PEFT's default; the paper names none
 
 
 def test_levelrag_recipe_accepts_no_teacher(tmp_path: Path):

@@ -8,6 +8,7 @@ import io
 import json
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from rag_train.eval.matrix.run import run_matrix
 from rag_train.eval.matrix.store import read_cell
 from rag_train.formats.deeprag import FINAL
 from rag_train.llm.base import EngineError
+from rag_train.llm.engines import EngineConfig
 from rag_train.resumable import OpenItems
 from rag_train.schema import Passage, Question
 from rag_train.strategies.base import Kit
@@ -28,10 +30,9 @@ from rag_train.strategies.kit import KitConfig
 
 
 class Fixed:
-    name = "fixed"
-
-    def __init__(self, corpus: str = "c"):
+    def __init__(self, corpus: str = "c", name: str = "fixed"):
         self.corpus_sha256 = corpus
+        self.name = name
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         return [[Passage(id="p", title="T", text=query)] for query in queries]
@@ -218,6 +219,18 @@ def test_tables_count_questions_with_unparsed_text(started: FakeEngine, tmp_path
     evaluate(tmp_path, {"d": numbered(0, 1)}, ["a"], ["direct", "dualrag"])
     text = (tmp_path / "tables.md").read_text()
     assert "the text of a module did not parse: dualrag (2 of 2)." in text
+
+
+def test_no_password_is_written_to_a_cell(started: FakeEngine, tmp_path: Path) -> None:
+    """R14: the addresses of retrievers and rerankers were written with their passwords."""
+    config = KitConfig(model="", indexes=[], reranker="https://me:secret@reranker")
+    engine = EngineConfig(kind="openai", urls=["https://me:secret@engine"])
+    retriever = Fixed(name="service http://me:secret@retriever")
+    retrievers = {"r": {"": retriever}}
+    asked = {"d": numbered(0)}
+    asyncio.run(run_matrix(replace(config, engine=engine), {"a": "m"}, ["rag"], asked, retrievers, tmp_path))
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 5 and not any(b"secret" in path.read_bytes() for path in files)
 
 
 def test_writes_tables(started: FakeEngine, tmp_path: Path) -> None:
