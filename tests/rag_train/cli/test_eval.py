@@ -121,6 +121,22 @@ def test_rejects_mistakes_before_writing(tmp_path: Path, monkeypatch: pytest.Mon
         assert not output.exists()
 
 
+def test_a_missing_index_is_reported_before_an_engine_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """U6: it was reported after a minute, once the engine had been loaded."""
+
+    def start(*arguments: object) -> None:
+        raise AssertionError("an engine")
+
+    monkeypatch.setattr("rag_train.strategies.kit.open_engine", start)
+    (tmp_path / "q.jsonl").write_text(numbered(0)[0].model_dump_json() + "\n")
+    evaluation = ["eval", "--strategy", "rag", "--questions", str(tmp_path / "q.jsonl"), "--output", str(tmp_path)]
+    for command in (evaluation, ["serve", "strategy", "rag"]):
+        assert call(monkeypatch, *command, "--model", MINI, "--index", str(tmp_path / "gone")) == 2
+        assert "gone': no such directory; give an index directory" in capsys.readouterr().err
+
+
 def test_splits_names_from_places() -> None:
     assert named("--model", "base=runs/a") == ("base", "runs/a")
     assert named("--model", "runs/lr=0.1/best") == ("", "runs/lr=0.1/best")

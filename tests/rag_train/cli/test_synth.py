@@ -64,3 +64,15 @@ def test_planrag_teacher_runs_through_a_closed_model(tmp_path: Path, monkeypatch
         assert len(server.asked) == 200 + 2 * probes, "the two answers of the dry run are not paid for again"
         assert call(monkeypatch, *command, "--dry-run", "--shard", "1/2") == 2
     assert "secret" not in (tmp_path / "teacher.jsonl.meta.json").read_text()
+
+
+def test_an_empty_file_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    """U1: a synthesis that made nothing ended with exit code 0."""
+    (tmp_path / "corpus.jsonl").write_text('{"id": "p", "title": "T", "text": "x"}\n')
+    build_index("bm25", tmp_path / "corpus.jsonl", tmp_path / "index", lambda done: None)
+    (tmp_path / "q.jsonl").write_text('{"id": "q", "question": "Who?", "answers": ["no annotated hops"]}\n')
+    keys = [f"questions=[{tmp_path}/q.jsonl]", "held_out=[]", f"index={tmp_path}/index"]
+    keys.append(f"output={tmp_path}/plans.jsonl")
+    assert call(monkeypatch, "synth", "planrag", str(ROOT / "recipes/gold.yaml"), *keys) == 2
+    error = capsys.readouterr().err
+    assert "0 records of 1 questions; rejected: " in error and "the file is empty; check the questions" in error
