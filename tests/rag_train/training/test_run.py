@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -12,12 +13,14 @@ import sys
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from support.paths import MODEL
 from support.training import TEMPLATE, TOKENIZER, build_tokenizer, pair, recipe_in, sft_record, stretches, write
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
@@ -173,6 +176,24 @@ def test_dpo_widens_margin_and_adds_no_end_of_text_token(
     assert margins[0] == pytest.approx(0, abs=1e-3)
     assert margins[-1] > 0.3
     assert batches and all((ids != TOKENIZER.eos_token_id).all() for ids in batches)
+
+
+@pytest.mark.parametrize("layout", ["pairs", "tree"])
+@pytest.mark.parametrize("lora", [None, LoraRecipe(r=2)])
+def test_first_loss_is_that_of_equal_models(
+    tmp_path: Path, layout: Literal["pairs", "tree"], lora: LoraRecipe | None
+):
+    """U8: in bf16 the reference differed from the model before the first step. Prompts have different lengths."""
+    before = [f"{'Who? ' * (17 * i % 40)}\n" for i in range(8)]
+    pairs = [
+        pair(i).model_copy(update={"prompt": text + pair(i).prompt, "history_start": len(text)})
+        for i, text in enumerate(before)
+    ]
+    data = write(tmp_path / "pairs.jsonl", pairs)
+    keys = {"model": str(MODEL), "data": data, "epochs": 1, "batch_size": 2, "chat": False, "lora": lora}
+    recipe = recipe_in(tmp_path, tmp_path / "out", stage="dpo", **keys)
+    result = train(replace(recipe, dpo=DPORecipe(layout=layout)))
+    assert recipe.precision == "bf16" and result.losses[0]["loss"] == pytest.approx(math.log(2), abs=2e-3)
 
 
 @pytest.mark.parametrize("keys", [{}, {"label_smoothing": 0.1}, {"sft_weight": 0.5}])
