@@ -31,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("recipe", help="YAML file, for example recipes/deeprag_sft.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="replace a key, for example dpo.beta=0.2")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="replace a key, for example dpo.beta=0.2"
+    )
     options = parser.parse_args(arguments)
     first = os.environ.get("RANK", "0") == "0"
     try:

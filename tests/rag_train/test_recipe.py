@@ -17,6 +17,7 @@ from support.paths import ROOT
 
 from rag_train.errors import UserError
 from rag_train.recipe import describe, load_recipe, parse_yaml, save_recipe
+from rag_train.train import main
 from rag_train.training.recipe import DPORecipe, LoraRecipe, TrainRecipe
 
 TRAINING_RECIPES = [
@@ -186,6 +187,13 @@ def test_reports_missing_file_before_importing_heavy_libraries():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == "error: recipe gone.yaml: No such file or directory; give the path of a YAML file\n"
+
+
+def test_only_the_recipe_is_required(capsys: pytest.CaptureFixture[str]):
+    """U10: the command asked for key=value, too."""
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().err.endswith("arguments are required: recipe\n")
 
 
 @pytest.mark.parametrize("path", TRAINING_RECIPES, ids=lambda path: path.stem)
