@@ -7,9 +7,10 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from rag_train.files import read_records, write_text
+from rag_train.files import placed_records, write_text
 from rag_train.schema import SFTRecord
 from rag_train.templates import template
+from rag_train.training.data import REMEDY
 from rag_train.training.recipe import TrainRecipe
 from rag_train.training.result import TrainResult
 
@@ -59,7 +60,8 @@ def _tasks(recipe: TrainRecipe) -> list[str]:
     """Return the tasks of the data's examples; none for DeepRAG's controller."""
     if recipe.stage != "sft":
         return []
-    return sorted({record.task for record in read_records(recipe.data, SFTRecord)} - {""})
+    tasks = {record.task for _, record in placed_records(recipe.data, SFTRecord, REMEDY)}
+    return [] if "" in tasks else sorted(tasks)
 
 
 def _read(path: Path) -> str:
