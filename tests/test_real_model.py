@@ -34,12 +34,12 @@ from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRec
 from rag_train.training.result import TrainResult
 from rag_train.training.run import train
 
-pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.real]
+pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.real, pytest.mark.timeout(1800)]
 
 T = TypeVar("T")
 
 PROMPT = task_prompt("Where was the maker of film 3 born?", None)
-MOST_CALLS = 4
+MOST_CALLS = 3
 """Budget of a question, because a call takes long on a CPU."""
 
 WAYS: dict[str, dict[str, Any]] = {

@@ -18,6 +18,7 @@ HOWTO = ROOT / "docs/site/howto"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_separate_models_from_data_to_evaluation(tmp_path: Path):
     page = (HOWTO / "separate-models.md").read_text(encoding="utf-8")
     commands = "\n".join(re.findall(r"(?ms)^```\n(.*?)^```$", page))
