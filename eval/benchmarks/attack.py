@@ -420,27 +420,55 @@ def row(attack: str, outcomes: Counter[str]) -> dict[str, Any]:
     return {"attack": attack, "cases": outcomes.total(), "outcomes": dict(outcomes.most_common())}
 
 
+def killed_indexes(scratch: Path, cases: int) -> list[dict[str, Any]]:
+    rows = []
+    for kind in KINDS[:2]:
+        (scratch / kind).mkdir()
+        rows.append(row(f"replacing an index, {kind}", killed_builds(kind, scratch / kind)))
+    return rows
+
+
+def strangers_files(scratch: Path, cases: int) -> list[dict[str, Any]]:
+    rows = [
+        row("recipe with hostile pieces", hostile_recipes(10 * cases, scratch)),
+        row("checkpoint", corrupted_checkpoints(cases, scratch)),
+    ]
+    for kind in KINDS:
+        build(kind, corpus(200, seed=0), scratch / kind)
+        rows.append(row(f"index, {kind}", corrupted_indexes(scratch / kind, cases, scratch)))
+    return rows
+
+
+def requests(scratch: Path, cases: int) -> list[dict[str, Any]]:
+    return list(retrieval_service(scratch))
+
+
+KINDS = ("bm25", "lucene", "Flat", "HNSW16", "IVF2,Flat")
+PARTS: dict[str, Callable[[Path, int], list[dict[str, Any]]]] = {
+    "kills": killed_indexes,
+    "files": strangers_files,
+    "requests": requests,
+}
+"""Parts of the campaign, each with a directory to work in and the number of corrupted files of each kind."""
+
+
 def main() -> None:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--cases", type=int, default=300, help="corrupted files of each kind")
+    parser.add_argument(
+        "--part",
+        choices=PARTS,
+        help="measure this part alone, and keep the others of the file",
+    )
     options = parser.parse_args()
-    kinds = ("bm25", "lucene", "Flat", "HNSW16", "IVF2,Flat")
-    with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
-        kills = []
-        for kind in kinds[:2]:
-            (scratch / f"kills-{kind}").mkdir()
-            kills.append(row(f"replacing an index, {kind}", killed_builds(kind, scratch / f"kills-{kind}")))
-        files = [
-            row("recipe with hostile pieces", hostile_recipes(10 * options.cases, scratch)),
-            row("checkpoint", corrupted_checkpoints(options.cases, scratch)),
-        ]
-        for kind in kinds:
-            build(kind, corpus(200, seed=0), scratch / kind)
-            files.append(row(f"index, {kind}", corrupted_indexes(scratch / kind, options.cases, scratch)))
-        requests = list(retrieval_service(scratch))
-    result = {"passages": PASSAGES, "kills": kills, "files": files, "requests": requests}
-    save_result(options.output / "attack.json", result)
+    file = options.output / "attack.json"
+    result: dict[str, Any] = {"passages": PASSAGES}
+    if options.part:
+        result |= {part: json.loads(file.read_text())[part] for part in PARTS}
+    for part in [options.part] if options.part else PARTS:
+        with tempfile.TemporaryDirectory() as scratch:
+            result[part] = PARTS[part](Path(scratch), options.cases)
+    save_result(file, result)
 
 
 if __name__ == "__main__":
