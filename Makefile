@@ -81,8 +81,9 @@ check: .venv/.ready
 fast: .venv/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not engine and not browser"
 
-test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --durations 10
+# The tests that start engines and trainings run one after the other: they would slow each other down.
+test: lint fast
+	$(BIN)/python -m pytest -m "slow or engine or browser" --durations 10
 
 bench: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.search
