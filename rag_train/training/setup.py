@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import AutoModelForCausalLM, TrainingArguments, set_seed
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils import is_liger_kernel_available
@@ -64,8 +66,6 @@ def lora_config(recipe: TrainRecipe):
     """Return the PEFT configuration, or None if all parameters are trained."""
     if recipe.lora is None:
         return None
-    from peft import LoraConfig
-
     return LoraConfig(
         r=recipe.lora.r,
         lora_alpha=recipe.lora.alpha,
@@ -82,14 +82,21 @@ def load_model(recipe: TrainRecipe, **init: Any) -> torch.nn.Module:
     """
     model = AutoModelForCausalLM.from_pretrained(recipe.model, **init)
     if config := lora_config(recipe):
-        from peft import get_peft_model
-
         set_seed(recipe.seed)  # for the adapters' initial weights
         same_type = is_deepspeed_zero3_enabled()  # ZeRO-3 gathers parameters together, which requires one type
         model = get_peft_model(model, config, autocast_adapter_dtype=not same_type)
+        if recipe.precision == "bf16":
+            _keep_input_type(model)
         if recipe.gradient_checkpointing:
             model.enable_input_require_grads()
     return model
+
+
+def _keep_input_type(model: torch.nn.Module) -> None:
+    """Let autocast choose the type of the adapters' inputs, which PEFT would convert to fp32 before it."""
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.cast_input_dtype_enabled = False
 
 
 def tree_parts(recipe: TrainRecipe, checkpoints: Path) -> tuple[TrainingArguments, torch.nn.Module]:

@@ -131,18 +131,24 @@ def sliced_attention(
             "sft.pack_tokens or set dpo.layout=pairs"
         )
     outputs = [
-        F.scaled_dot_product_attention(
-            queries,
-            key[:, :, keys],
-            value[:, :, keys],
-            attn_mask=mask,
-            dropout_p=dropout,
-            scale=scaling,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
+        _attend(queries, key[:, :, keys], value[:, :, keys], mask, scaling or query.shape[-1] ** -0.5, dropout)
         for queries, (keys, mask) in zip(query.split(SLICE, 2), tree_slices, strict=True)
     ]
     return torch.cat(outputs, 2).transpose(1, 2), None
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float, dropout: float
+) -> torch.Tensor:
+    """Attention of shape (1, heads, queries, size), with one matrix product for all heads of a key-value head.
+
+    On CPUs with bf16 matrix units this is faster than PyTorch's kernel, whose backward pass does not use them.
+    """
+    shape, groups = query.shape, key.shape[1]
+    scores = query.reshape(1, groups, -1, shape[-1]) @ key.transpose(-1, -2)
+    scores = torch.where(mask, scores.view(*shape[:3], -1).float() * scale, float("-inf"))
+    shares = F.dropout(scores.softmax(-1), dropout).to(value.dtype)
+    return (shares.view(1, groups, -1, len(mask[0])) @ value).view(*shape[:3], -1)
 
 
 AttentionInterface.register(SLICED, sliced_attention)
