@@ -16,16 +16,29 @@ import types
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from yaml.composer import ComposerError
 
 from rag_train.errors import UserError
 from rag_train.files import write_text
 
 T = TypeVar("T")
+Count = Annotated[int, Field(gt=0)]
+"""A number of things, at least 1."""
 
 
 class Key(NamedTuple):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, FilePath
+from pydantic import FilePath
 
 from rag_train.data_synth.deeprag.cold_start import ColdStartConfig
 from rag_train.data_synth.deeprag.examples import PairVariant
 from rag_train.data_synth.deeprag.search import SearchConfig
 from rag_train.data_synth.leakage import Leak
 from rag_train.llm.engines import EngineConfig
-
-Count = Annotated[int, Field(gt=0)]
+from rag_train.recipe import Count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,7 @@ from pydantic import Field, FilePath
 
 from rag_train.data_synth.leakage import Leak
 from rag_train.llm.engines import EngineConfig
-
-Count = Annotated[int, Field(gt=0)]
+from rag_train.recipe import Count
 
 
 @dataclass(frozen=True, kw_only=True)

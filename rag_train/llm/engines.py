@@ -14,9 +14,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from rag_train.errors import UserError
 from rag_train.llm.base import LLM, EngineError
 from rag_train.llm.timeout import Timed
-from rag_train.recipe import type_name
+from rag_train.recipe import Count, type_name
 
-Count = Annotated[int, Field(gt=0)]
 Dollars = Annotated[float, Field(ge=0)]
 
 

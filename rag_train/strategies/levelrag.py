@@ -38,7 +38,7 @@ class LevelRAG(Strategy):
     feedback: bool = True
     """Sparse and dense: refine the query until the retrieved passages are sufficient."""
     max_rounds: int = 3
-    """Maximum number of rounds of atomic queries. Ours: the paper goes on until the summaries suffice."""
+    """Maximum number of rounds of atomic queries. The paper has no maximum: it stops when the summaries suffice."""
     max_queries: int = 6
     """Maximum number of atomic queries in a round. Ours: the model decides in the paper."""
     depth: int = 3

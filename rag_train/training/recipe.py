@@ -11,9 +11,8 @@ from typing import Annotated, Literal
 from pydantic import Field, FilePath
 
 from rag_train.errors import UserError
-from rag_train.recipe import load_recipe
+from rag_train.recipe import Count, load_recipe
 
-Count = Annotated[int, Field(gt=0)]
 Positive = Annotated[float, Field(gt=0)]
 
 
