@@ -25,7 +25,6 @@ from rag_train.formats.tasks import Fields, Task
 from rag_train.llm.engines import EngineConfig, open_engine
 from rag_train.provenance import weights_sha256
 from rag_train.recipe import Count
-from rag_train.recipe import Count
 from rag_train.resumable import WHOLE, Outcome, Rejected, Shard, Summary, cost, run
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.corpus import PassageStore

@@ -25,7 +25,8 @@ from rag_train.errors import UserError
 SLICED = "tree_slices"
 """Name of `sliced_attention` in transformers."""
 SLICE = 128
-"""Tokens of a slice in `sliced_attention`."""
+"""Tokens of a slice in `sliced_attention`. Rows are padded to a multiple of it, because new shapes cost memory and
+compiled kernels."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,18 @@ def slices(last: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
     (``SLICE``, K). The last slice may be shorter.
 
     A token before the slice is an ancestor of a token in the slice only if it is an ancestor of the slice's first
-    token. Therefore K is at most the depth of the first token plus ``SLICE``.
+    token. Therefore K is at most the depth of the first token plus ``SLICE``. Masked keys at the front round it up
+    to a multiple of ``SLICE``.
     """
     index, out = torch.arange(len(last), device=last.device), []
     for first in range(0, len(last), SLICE):
         queries = index[first : first + SLICE]
-        keys = torch.cat([index[:first][last[:first] >= first], queries])
-        out.append((keys, (keys <= queries[:, None]) & (queries[:, None] <= last[keys])))
+        ancestors = index[:first][last[:first] >= first]
+        padding = -len(ancestors) % SLICE
+        keys = torch.cat([ancestors.new_zeros(padding), ancestors, queries])
+        mask = (keys <= queries[:, None]) & (queries[:, None] <= last[keys])
+        mask[:, :padding] = False
+        out.append((keys, mask))
     return out
 
 
@@ -181,6 +187,10 @@ def path_logprobs(
     ``ids``, ``positions`` and ``last`` are those of a `Tree`, of shape (T,). Logits are computed only at the
     indices ``at``. The result is differentiable.
     """
+    padding = -len(ids) % SLICE
+    ids, positions = F.pad(ids, (0, padding)), F.pad(positions, (0, padding))
+    # A padding token is its own last descendant: it attends only to itself, and no other token attends to it.
+    last = torch.cat([last, torch.arange(len(last), len(ids), device=last.device)])
     logits = model(
         input_ids=ids[None],
         position_ids=positions[None],

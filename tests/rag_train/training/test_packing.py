@@ -75,12 +75,12 @@ def test_backends_get_the_same_mask(alphabet: int):
     dense = attention_mask(last)
     blocks = block_mask(last)
     assert torch.equal(create_mask(blocks.mask_mod, None, None, size, size, device="cpu"), dense)
-    sliced = torch.zeros(size, size, dtype=torch.bool)
+    sliced = torch.zeros(size, size, dtype=torch.int)
     for n, (keys, mask) in enumerate(slices(last)):
-        sliced[n * SLICE : (n + 1) * SLICE, keys] = mask
-    assert torch.equal(sliced, dense[0, 0])
+        sliced[n * SLICE : (n + 1) * SLICE].index_add_(1, keys, mask.int())
+    assert torch.equal(sliced, dense[0, 0].int())
     depth = max(tree.positions) + 1
-    assert max(len(keys) for keys, _ in slices(last)) <= depth + SLICE
+    assert max(len(keys) for keys, _ in slices(last)) < depth + 2 * SLICE
 
 
 @pytest.fixture
