@@ -1,0 +1,65 @@
+"""Training examples of every method from the same questions, for one model that can run them all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from random import Random
+
+from transformers import PreTrainedTokenizerBase
+
+from rag_train.data_synth.knowable import unknown
+from rag_train.data_synth.modules import baselines
+from rag_train.data_synth.modules.examples import flaw, retrieved
+from rag_train.data_synth.modules.registry import FACTORIES
+from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.schema import Question, SFTRecord
+
+
+async def gold_examples(
+    questions: Sequence[Question], retriever: AsyncRetriever, passages: int
+) -> dict[str, list[SFTRecord]]:
+    """Return the examples of the systems made of modules and of the baselines, by method.
+
+    A baseline's method is the first part of its tasks' names. Questions without usable hops are left out, and
+    targets that cannot be known from their prompts.
+    """
+    out: dict[str, list[SFTRecord]] = {}
+    for question in questions:
+        if flaw(question):
+            continue
+        found = await retrieved(retriever, question, passages, entities=True)
+        for method, factory in FACTORIES.items():
+            out.setdefault(method, []).extend(factory.gold_records(question, found, instructions=False))
+        for record in baselines.gold_records(question, found, instructions=False):
+            out.setdefault((record.task or "baseline").partition("_")[0], []).append(record)
+    return {method: [record for record in records if not unknown(record)] for method, records in out.items()}
+
+
+def equal_shares(
+    examples: dict[str, list[SFTRecord]], tokenizer: PreTrainedTokenizerBase, tokens: int, seed: int
+) -> tuple[list[SFTRecord], dict[str, int]]:
+    """Draw examples of each method until they have ``tokens`` tokens, and return them with each method's tokens.
+
+    The tasks of a method take turns, so that all of its modules are taught.
+    """
+    drawn: list[SFTRecord] = []
+    counts: Counter[str] = Counter()
+    for method, records in sorted(examples.items()):
+        for record in _in_turn(records, Random(f"{seed}-{method}")):
+            if counts[method] >= tokens:
+                break
+            drawn.append(record.model_copy(update={"id": f"{method}/{record.id}"}))
+            counts[method] += len(tokenizer.encode(record.prompt + record.completion))
+    return drawn, dict(counts)
+
+
+def _in_turn(records: Iterable[SFTRecord], rng: Random) -> list[SFTRecord]:
+    """Return the records in random order, such that the tasks take turns while they have records left."""
+    by_task: dict[str, list[SFTRecord]] = {}
+    for record in records:
+        by_task.setdefault(record.task or "", []).append(record)
+    for task in by_task.values():
+        rng.shuffle(task)
+    places = [(place, record) for task in by_task.values() for place, record in enumerate(task)]
+    return [record for _, record in sorted(places, key=lambda item: item[0])]

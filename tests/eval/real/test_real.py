@@ -1,0 +1,60 @@
+"""The comparison of all strategies on a real model: its examples, its question files, and one small run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from rag_train.errors import UserError
+from rag_train.eval.real.examples import equal_shares, gold_examples
+from rag_train.eval.real.recipe import RealRecipe
+from rag_train.eval.real.run import run
+from rag_train.eval.real.world import open_atlas, open_files
+from rag_train.llm.checkpoint import load_tokenizer
+from rag_train.recipe import load_recipe
+from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.working_files import PACKAGE
+
+SYSTEMS = {"dualrag", "hanrag", "levelrag", "planrag"}
+
+
+def test_every_method_gets_the_same_number_of_tokens(mini_model: Path):
+    world = open_atlas("dev", seed=0)
+    examples = asyncio.run(gold_examples(world.train[:12], AsyncRetriever(world.index), passages=2))
+    tokenizer = load_tokenizer(str(mini_model))
+    drawn, tokens = equal_shares(examples, tokenizer, 400, seed=0)
+    longest = max(len(tokenizer.encode(record.prompt + record.completion)) for record in drawn)
+    assert set(tokens) > SYSTEMS and all(400 <= count < 400 + longest for count in tokens.values())
+    assert len({record.id for record in drawn}) == len(drawn)
+    assert equal_shares(examples, tokenizer, 400, seed=0) == (drawn, tokens)
+    for method in SYSTEMS:  # the modules take turns
+        tasks = {record.task for record in examples[method]}
+        assert len({r.task for r in drawn if r.task in tasks}) >= min(len(tasks), 2)
+
+
+def test_missing_files_are_named(tmp_path: Path):
+    with pytest.raises(UserError, match="no such file"):
+        open_files(tmp_path, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.real
+def test_small_run_is_resumed(smollm2: Path, tmp_path: Path):
+    overrides = [f"model={smollm2}", "lessons.questions=3", "tokens=100", "questions=2", "split=dev"]
+    overrides += [
+        "untuned=[direct]",
+        "tuned=[rag,'dragin,max_calls=1']",
+        "sample={dragin: 1}",
+        "lessons.pack_tokens=512",
+    ]
+    recipe = load_recipe(RealRecipe, PACKAGE / "recipes/real.yaml", overrides)
+    for _ in range(2):
+        run(recipe, [0], None, tmp_path / "work", tmp_path)
+    result = json.loads((tmp_path / "real.json").read_text())
+    asked = {(row["model"], row["summary"]["strategy"]): row["summary"]["questions"] for row in result["rows"]}
+    assert asked == {("untuned", "direct"): 2, ("tuned", "rag"): 2, ("tuned", "dragin,max_calls=1"): 2}
+    assert all(row["seconds"] < 1 for row in result["rows"])
