@@ -23,7 +23,7 @@ from rag_train.llm.base import LLM, Sampling
 from rag_train.resumable import Outcome, cost, run
 from rag_train.schema import GoldStep, LLMCall, Question, Record
 
-SAMPLES = 3
+SAMPLES = 1
 """Sampled answers to each wording, in addition to the greedy answer."""
 TEMPERATURE = 0.7
 EXAMPLES = 2

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from rag_train.atlas.facts import Atlas, Entity, Split, Value
 from rag_train.atlas.passages import is_mentioned
-from rag_train.atlas.wordings import CHAINS, COMPARISONS, RELATIONS, Comparison
+from rag_train.atlas.wordings import CHAINS, COMPARISONS, RELATIONS, Comparison, Relation
 from rag_train.schema import GoldStep, Question
 
 SIZES: dict[Split, int] = {"train": 3000, "dev": 400, "test": 1200}
@@ -81,7 +81,12 @@ def _worded(atlas: Atlas, entity: Entity, chain: tuple[str, ...], split: Split, 
         phrase = RELATIONS[subject.kind, relation].noun.format(x=phrase)
         subject = atlas.entities[atlas.facts[subject.id, relation].entity or ""]
     last = RELATIONS[subject.kind, chain[-1]]
-    return rng.choice(last.questions if split == "train" else last.held_out).format(x=phrase)
+    return _wording(last, split, rng).format(x=phrase)
+
+
+def _wording(worded: Relation | Comparison, split: Split, rng: random.Random) -> str:
+    """A wording of the split."""
+    return rng.choice(worded.questions) if split == "train" else worded.dev if split == "dev" else worded.test
 
 
 def _chains(atlas: Atlas, split: Split, rng: random.Random, count: int) -> list[Question]:
@@ -137,8 +142,7 @@ def _comparison(
     else:
         first_wins = (first_value.number > second_value.number) == (comparison.answer == "larger")
         kind, answer = "comparison", (first if first_wins else second).name
-    wording = rng.choice(comparison.questions if split == "train" else comparison.held_out)
-    text = wording.format(x=first.phrase, y=second.phrase)
+    text = _wording(comparison, split, rng).format(x=first.phrase, y=second.phrase)
     return _question(text, [answer], first_steps + second_steps, kind)
 
 

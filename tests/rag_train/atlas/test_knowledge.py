@@ -30,15 +30,15 @@ def test_asks_every_wording_and_sample_and_compares_with_all_aliases(atlas: Atla
     def answer(prompt: str) -> str:
         asked.append(prompt)
         wanted = prompt.rpartition("Question: ")[2]
-        return " Lima." if "Peru" in wanted else " Paris" if wanted.startswith("What") else " Lyon"
+        return " Lima." if "Peru" in wanted else " Paris" if wanted.startswith(("What", "Which")) else " Lyon"
 
     found = asyncio.run(measure(atlas, CAPITALS, Says(answer), tmp_path / "knowledge.jsonl"))
     assert [(k.subject, k.known) for k in found] == [
         ("country-PE", True),
-        ("country-FR", None),  # one of two wordings
+        ("country-FR", None),  # two of four wordings
         ("country-TD", False),
     ]
-    assert {k.asked for k in found} == {2 * (1 + SAMPLES)} and found[0].greedy == "Lima."
+    assert {k.asked for k in found} == {4 * (1 + SAMPLES)} and found[0].greedy == "Lima."
     assert all(prompt.count("Answer:") == 3 for prompt in asked)  # two examples and the question
 
     asked.clear()
