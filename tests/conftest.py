@@ -44,6 +44,12 @@ def logs_of_engines(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["RAG_TRAIN_LOG_DIR"] = str(tmp_path_factory.mktemp("logs"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def token_ids(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Token ids of training data are kept below the directory of the test run."""
+    os.environ["RAG_TRAIN_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs do not wait for services that fail."""

@@ -256,7 +256,7 @@ def measure(examples: TrainingSet, contestant: str, output: str) -> dict[str, fl
         **examples.keys,
     )
     tokenizer = load_tokenizer(str(examples.model))
-    rows_of = dpo_rows if examples.stage == "dpo" else sft_rows
+    rows_of: Any = dpo_rows if examples.stage == "dpo" else sft_rows
     rows, _ = rows_of(examples.data, tokenizer, max_tokens=4096, chat=False)
     if examples.stage == "dpo":
         sequences = [row["prompt_ids"] + row[side] for row in rows for side in ("chosen_ids", "rejected_ids")]
@@ -266,7 +266,7 @@ def measure(examples: TrainingSet, contestant: str, output: str) -> dict[str, fl
     distinct = len(lay_out(sequences).ids)
     folder = Path(tempfile.mkdtemp(prefix="bench-training-"))
     before = _memory(reset=True)
-    trainer_of(contestant, recipe, rows[:8], tokenizer, folder / "warm").train()
+    trainer_of(contestant, recipe, rows.select(range(8)), tokenizer, folder / "warm").train()
     start = time.perf_counter()
     trainer = trainer_of(contestant, recipe, rows, tokenizer, folder / "run")
     loss = trainer.train().training_loss
@@ -283,13 +283,12 @@ def measure(examples: TrainingSet, contestant: str, output: str) -> dict[str, fl
     }
 
 
-def trainer_of(contestant: str, recipe: Any, rows: list[dict[str, list[int]]], tokenizer: Any, folder: Path) -> Any:
+def trainer_of(contestant: str, recipe: Any, rows: Any, tokenizer: Any, folder: Path) -> Any:
     """Return this package's trainer for the recipe, or TRL's trainer with packing."""
     from rag_train.training.run import build_trainer
 
     if contestant not in (PACKED, SHORT):
         return build_trainer(recipe, rows, tokenizer, folder)
-    from datasets import Dataset
     from transformers import PrinterCallback
     from trl import SFTConfig, SFTTrainer
 
@@ -299,7 +298,7 @@ def trainer_of(contestant: str, recipe: Any, rows: list[dict[str, list[int]]], t
     trainer = SFTTrainer(
         model=recipe.model,
         args=SFTConfig(**arguments, packing=True, packing_strategy="bfd"),
-        train_dataset=Dataset.from_list(rows),
+        train_dataset=rows,
         processing_class=tokenizer,
     )
     trainer.remove_callback(PrinterCallback)

@@ -15,7 +15,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from datasets import Dataset
 from transformers import AutoModelForCausalLM, Qwen2Config, TrainerCallback, TrainingArguments
 from transformers.utils import is_liger_kernel_available
 
@@ -99,7 +98,7 @@ def _step_seconds(shape: dict[str, int], *, adapters: bool) -> float:
         ids = torch.randint(0, shape["vocab_size"], (LENGTH,), generator=generator).tolist()
         rows.append({"input_ids": ids, "labels": [IGNORE] * (LENGTH // 2) + ids[LENGTH // 2 :]})
     clock = _Clock()
-    dataset = Dataset.from_list(packed_rows(rows, EXAMPLES * LENGTH, 0))
+    dataset = packed_rows(rows, EXAMPLES * LENGTH, 0)
     PackedTrainer(model=model, args=args, train_dataset=dataset, callbacks=[clock]).train()
     ticks = clock.ticks[WARM_UP - 1 :]
     return statistics.median(b - a for a, b in pairwise(ticks))

@@ -6,23 +6,32 @@ transcript itself. A token belongs to the segment in which it starts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import transformers
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from rag_train.errors import UserError
-from rag_train.files import placed_records
 from rag_train.formats.deeprag import decision_snippet, render_step
 from rag_train.formats.prompting import as_turn
 from rag_train.schema import Decision, PreferencePair, Segment, SFTRecord, Step
 from rag_train.training.masking import IGNORE, encode_segments
-
-T = TypeVar("T")
+from rag_train.training.rows import TOKENS, stored_rows
 
 REMEDY = "give a file that `rag-train synth` wrote, or fix the line"
+COUNTS = {"group": pa.string(), "tokens": pa.int32(), "trained": pa.int32(), "whole": pa.bool_()}
+"""Columns that the report and the balance are computed from; ``group`` is the task or the chosen snippet."""
+SFT = ("input_ids", "labels")
+DPO = ("prompt_ids", "chosen_ids", "rejected_ids")
 
 
 @dataclass
@@ -42,7 +51,7 @@ class DataReport:
 
 def sft_rows(
     path: str | Path, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int, chat: bool, balance: bool = False
-) -> tuple[list[dict[str, list[int]]], DataReport]:
+) -> tuple[Dataset, DataReport]:
     """Read the SFTRecords in ``path`` as rows of ``input_ids`` and ``labels`` (``IGNORE`` where masked).
 
     The prompt and the segments that the program writes are masked (DeepRAG, section 3.3). The end-of-text token is
@@ -50,45 +59,24 @@ def sft_rows(
     trailing segments are removed, so that it ends with a trained segment, and no end-of-text token follows. With
     ``balance``, every task gets an equal share of the same total number of examples. Raises UserError if a line is
     not valid or no example is left.
+
+    The rows are on disk (see `stored_rows`).
     """
-    by_task: dict[str, list[tuple[list[int], list[int], bool]]] = {}
-    report = DataReport()
-    for place, record in placed_records(Path(path), SFTRecord, REMEDY):
-        if "".join(segment.text for segment in record.segments) != record.completion:
-            raise UserError(f"{place}: the segments do not add up to the completion; create the file again")
-        if not any(segment.trained for segment in record.segments):
-            report.untrained += 1
-            continue
-        prompt = as_turn(tokenizer, record.prompt) if chat and record.chat else record.prompt
-        row = _fit(tokenizer, prompt, record, max_tokens)
-        if row is None:
-            report.too_long += 1
-            continue
-        by_task.setdefault(record.task if balance else "", []).append(row)
-    share = sum(map(len, by_task.values())) // max(1, len(by_task))
-    rows = []
-    for examples in by_task.values():
-        for ids, labels, whole in spread(examples, share) if balance else examples:
-            rows.append({"input_ids": ids, "labels": labels})
-            report.examples += 1
-            report.tokens += len(ids)
-            report.trained_tokens += sum(label != IGNORE for label in labels)
-            report.shortened += not whole
-    _require_examples(path, report, max_tokens)
-    return rows, report
-
-
-def spread(items: Sequence[T], n: int) -> list[T]:
-    """Return ``n`` items at even distances over ``items``; if ``n`` is greater, items are repeated.
-
-    Files hold one dataset after another, so that every dataset keeps its share.
-    """
-    return [items[i * len(items) // n] for i in range(n)]
+    encode = partial(_sft_row, tokenizer, max_tokens, chat)
+    columns = {name: TOKENS for name in SFT} | COUNTS
+    rows, refused = stored_rows(
+        Path(path), SFTRecord, encode, columns, _settings(tokenizer, "sft", max_tokens, chat), REMEDY
+    )
+    if balance and len(rows):
+        tasks = _groups(rows)
+        share = len(rows) // len(tasks)
+        rows = rows.select(np.concatenate([spread(numbers, share) for numbers in tasks]))
+    return rows.select_columns(list(SFT)), _report(path, rows, refused, max_tokens)
 
 
 def dpo_rows(
     path: str | Path, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int, chat: bool, balance: bool = False
-) -> tuple[list[dict[str, list[int]]], DataReport]:
+) -> tuple[Dataset, DataReport]:
     """Read the PreferencePairs in ``path`` as rows of ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``.
 
     With ``balance``, each chosen snippet keeps n pairs, spread over the file, where the rarest snippet has n.
@@ -96,34 +84,108 @@ def dpo_rows(
     No end-of-text token follows the snippets, because the transcript continues after them. A pair longer than
     ``max_tokens`` is dropped, because a shorter history would be another state. Raises UserError if a line is not
     valid, if the last token of a prompt extends into the completion, or if no pair is left.
+
+    The rows are on disk (see `stored_rows`).
     """
-    by_snippet: dict[str, list[tuple[int, dict[str, list[int]]]]] = {}
-    report = DataReport()
-    for number, (place, pair) in enumerate(placed_records(Path(path), PreferencePair, REMEDY)):
-        prompt = pair.prompt
-        if chat:
-            prompt = as_turn(tokenizer, prompt[: pair.history_start]) + prompt[pair.history_start :]
-        prompt_ids, chosen_ids = _split(tokenizer, prompt, pair.chosen)
-        same_prompt_ids, rejected_ids = _split(tokenizer, prompt, pair.rejected)
-        if prompt_ids != same_prompt_ids or not chosen_ids or not rejected_ids:
-            raise UserError(
-                f"{place}: the prompt's last token extends into the completion; end the prompt with a line break"
-            )
-        if len(prompt_ids) + max(len(chosen_ids), len(rejected_ids)) > max_tokens:
-            report.too_long += 1
-            continue
-        row = {"prompt_ids": prompt_ids, "chosen_ids": chosen_ids, "rejected_ids": rejected_ids}
-        by_snippet.setdefault(pair.chosen, []).append((number, row))
-    share = min(map(len, by_snippet.values()), default=0)
-    numbered = [item for pairs in by_snippet.values() for item in (spread(pairs, share) if balance else pairs)]
-    rows = [row for _, row in sorted(numbered, key=lambda item: item[0])]  # in the order of the file
-    for row in rows:
-        prompt, chosen, rejected = map(len, row.values())
-        report.examples += 1
-        report.tokens += 2 * prompt + chosen + rejected
-        report.trained_tokens += chosen + rejected
-    _require_examples(path, report, max_tokens)
-    return rows, report
+    encode = partial(_dpo_row, tokenizer, max_tokens, chat)
+    columns = {name: TOKENS for name in DPO} | COUNTS
+    rows, refused = stored_rows(
+        Path(path), PreferencePair, encode, columns, _settings(tokenizer, "dpo", max_tokens, chat), REMEDY
+    )
+    if balance and len(rows):
+        snippets = _groups(rows)
+        share = min(map(len, snippets))
+        rows = rows.select(np.sort(np.concatenate([spread(numbers, share) for numbers in snippets])))
+    return rows.select_columns(list(DPO)), _report(path, rows, refused, max_tokens)
+
+
+def spread(items: np.ndarray, n: int) -> np.ndarray:
+    """Return ``n`` items at even distances over ``items``; if ``n`` is greater, items are repeated.
+
+    Files hold one dataset after another, so that every dataset keeps its share.
+    """
+    return items[np.arange(n) * len(items) // n]
+
+
+def _settings(tokenizer: Any, stage: str, max_tokens: int, chat: bool) -> dict[str, Any]:
+    """Return all that determines a record's tokens."""
+    parts = [tokenizer.chat_template, tokenizer.bos_token_id, tokenizer.eos_token_id]
+    whole = tokenizer.backend_tokenizer.to_str() + json.dumps(parts)
+    return {
+        "stage": stage,
+        "max_tokens": max_tokens,
+        "chat": chat,
+        "tokenizer": hashlib.sha256(whole.encode()).hexdigest(),
+        "transformers": transformers.__version__,
+    }
+
+
+def _groups(rows: Dataset) -> list[np.ndarray]:
+    """Return the numbers of each group's rows, groups in the order of their first row."""
+    codes = rows.data.column("group").combine_chunks().dictionary_encode().indices.to_numpy()
+    return [np.flatnonzero(codes == code) for code in range(codes.max() + 1)]
+
+
+def _report(path: str | Path, rows: Dataset, refused: Counter[str], max_tokens: int) -> DataReport:
+    counts: Any = rows.select_columns(["tokens", "trained", "whole"]).with_format("numpy")[:]
+    report = DataReport(
+        examples=len(rows),
+        tokens=int(counts["tokens"].sum()),
+        trained_tokens=int(counts["trained"].sum()),
+        shortened=len(rows) - int(counts["whole"].sum()),
+        too_long=refused["too_long"],
+        untrained=refused["untrained"],
+    )
+    if not report.examples:
+        raise UserError(
+            f"data {path}: no example is left ({report.untrained} without a trained segment, {report.too_long} "
+            f"longer than {max_tokens} tokens); raise max_tokens or create the file again"
+        )
+    return report
+
+
+def _sft_row(tokenizer: Any, max_tokens: int, chat: bool, place: str, record: SFTRecord) -> dict[str, Any] | str:
+    if "".join(segment.text for segment in record.segments) != record.completion:
+        raise UserError(f"{place}: the segments do not add up to the completion; create the file again")
+    if not any(segment.trained for segment in record.segments):
+        return "untrained"
+    prompt = as_turn(tokenizer, record.prompt) if chat and record.chat else record.prompt
+    fitting = _fit(tokenizer, prompt, record, max_tokens)
+    if fitting is None:
+        return "too_long"
+    ids, labels, whole = fitting
+    return {
+        "input_ids": ids,
+        "labels": labels,
+        "group": record.task,
+        "tokens": len(ids),
+        "trained": sum(label != IGNORE for label in labels),
+        "whole": whole,
+    }
+
+
+def _dpo_row(tokenizer: Any, max_tokens: int, chat: bool, place: str, pair: PreferencePair) -> dict[str, Any] | str:
+    prompt = pair.prompt
+    if chat:
+        prompt = as_turn(tokenizer, prompt[: pair.history_start]) + prompt[pair.history_start :]
+    prompt_ids, chosen_ids = _split(tokenizer, prompt, pair.chosen)
+    same_prompt_ids, rejected_ids = _split(tokenizer, prompt, pair.rejected)
+    if prompt_ids != same_prompt_ids or not chosen_ids or not rejected_ids:
+        raise UserError(
+            f"{place}: the prompt's last token extends into the completion; end the prompt with a line break"
+        )
+    if len(prompt_ids) + max(len(chosen_ids), len(rejected_ids)) > max_tokens:
+        return "too_long"
+    trained = len(chosen_ids) + len(rejected_ids)
+    return {
+        "prompt_ids": prompt_ids,
+        "chosen_ids": chosen_ids,
+        "rejected_ids": rejected_ids,
+        "group": pair.chosen,
+        "tokens": 2 * len(prompt_ids) + trained,
+        "trained": trained,
+        "whole": True,
+    }
 
 
 def _fit(
@@ -167,11 +229,3 @@ def _following_text(completion: str) -> str:
             step = render_step(Step(subquery="", decision=decision, answer="a"))
             return "".join(segment.text for segment in step).partition(completion)[2]
     return ""
-
-
-def _require_examples(path: str | Path, report: DataReport, max_tokens: int) -> None:
-    if not report.examples:
-        raise UserError(
-            f"data {path}: no example is left ({report.untrained} without a trained segment, {report.too_long} "
-            f"longer than {max_tokens} tokens); raise max_tokens or create the file again"
-        )

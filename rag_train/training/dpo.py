@@ -38,7 +38,7 @@ class CalibrationTrainer(FiniteLossTrainer, DPOTrainer):
 
 
 def dpo_trainer(
-    recipe: TrainRecipe, rows: list[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase, checkpoints: Path
+    recipe: TrainRecipe, rows: Dataset, tokenizer: PreTrainedTokenizerBase, checkpoints: Path
 ) -> CalibrationTrainer:
     """Return the trainer of Stage II, its model loaded, for rows of `dpo_rows`."""
     settings = recipe.dpo
@@ -63,7 +63,7 @@ def dpo_trainer(
     # On disk, because the first process passes the reference log-probabilities to the others next to this dataset.
     pairs = checkpoints / "pairs"
     if PartialState().is_main_process:
-        Dataset.from_list(rows).save_to_disk(pairs)
+        rows.save_to_disk(pairs)
     PartialState().wait_for_everyone()
     dataset = load_from_disk(pairs)
     assert isinstance(dataset, Dataset)

@@ -26,28 +26,28 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from accelerate import PartialState, init_empty_weights
 from accelerate.utils import DeepSpeedPlugin
+from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rag_train.errors import UserError
-from rag_train.training.data import DataReport
+from rag_train.training.data import DPO, DataReport
+from rag_train.training.packing import distinct_tokens, sortable
 from rag_train.training.recipe import LoraRecipe, SFTRecipe, TrainRecipe
-from rag_train.training.tree import lay_out
+from rag_train.training.rows import TokenColumn
 
 RUNTIME = 2.0**30
 PADDING = 64
 """Row lengths are padded to a multiple of this number (`trainer_arguments`)."""
 TILE = (4096, 32768)
 """Tokens and vocabulary entries of a tile in TRL's fused head."""
-
-Rows = Sequence[dict[str, list[int]]]
 
 
 @dataclass(frozen=True)
@@ -144,24 +144,28 @@ def current_sharding() -> Sharding:
     return Sharding(processes=processes)
 
 
-def largest_pass(recipe: TrainRecipe, rows: Rows, report: DataReport) -> tuple[int, float]:
+def largest_pass(recipe: TrainRecipe, rows: Dataset, report: DataReport) -> tuple[int, float]:
     """Return the number of tokens in the largest forward pass, and how many of them are predicted."""
     size = recipe.batch_size
     if recipe.stage == "sft":
-        longest = max(len(row["input_ids"]) for row in rows)
+        longest = int(TokenColumn(rows, "input_ids").lengths().max())
         if recipe.pack_tokens:
             tokens = max(longest, min(recipe.pack_tokens, report.tokens))
             return tokens, tokens * report.trained_tokens / report.tokens
         tokens = min(size, len(rows)) * PADDING * math.ceil(longest / PADDING)
         return tokens, tokens
-    pairs = [[row["prompt_ids"] + row[side] for side in ("chosen_ids", "rejected_ids")] for row in rows]
+    prompt, chosen, rejected = (TokenColumn(rows, name) for name in DPO)
     if not recipe.trees:
-        longest = max(len(sequence) for pair in pairs for sequence in pair)
+        longest = int((prompt.lengths() + np.maximum(chosen.lengths(), rejected.lengths())).max())
         tokens = 2 * min(size, len(rows)) * PADDING * math.ceil(longest / PADDING)
         return tokens, tokens
-    batches = [[side for pair in pairs[i : i + size] for side in pair] for i in range(0, len(pairs), size)]
-    snippets = max(len(row["chosen_ids"]) + len(row["rejected_ids"]) for row in rows)
-    return max(len(lay_out(batch).ids) for batch in batches), size * snippets
+
+    def pairs(numbers: range) -> list[bytes]:
+        return [sortable(prompt[i]) + sortable(side[i]) for i in numbers for side in (chosen, rejected)]
+
+    batches = (range(i, min(i + size, len(rows))) for i in range(0, len(rows), size))
+    snippets = int((chosen.lengths() + rejected.lengths()).max())
+    return max(distinct_tokens(pairs(batch)) for batch in batches), size * snippets
 
 
 def estimate(recipe: TrainRecipe, model: Architecture, sharding: Sharding, tokens: int, predicted: float) -> Memory:
@@ -217,7 +221,7 @@ def _logits(recipe: TrainRecipe, vocabulary: int, tokens: int, predicted: float)
     return entry * min(tokens, TILE[0]) * min(vocabulary, TILE[1])
 
 
-def check_memory(recipe: TrainRecipe, rows: Rows, report: DataReport) -> str:
+def check_memory(recipe: TrainRecipe, rows: Dataset, report: DataReport) -> str:
     """Return a line that states the model's size, the estimated memory and the number of steps.
 
     Raises UserError with the settings to change if the estimate exceeds the device's memory and
@@ -274,7 +278,7 @@ def _remedies(recipe: TrainRecipe) -> list[tuple[str, TrainRecipe]]:
     return remedies
 
 
-def _steps(recipe: TrainRecipe, rows: Rows, report: DataReport, processes: int) -> str:
+def _steps(recipe: TrainRecipe, rows: Dataset, report: DataReport, processes: int) -> str:
     about = "about " if recipe.pack_tokens else ""  # the rows have not been packed yet
     passes = math.ceil(report.tokens / recipe.pack_tokens) if recipe.pack_tokens else len(rows) / recipe.batch_size
     per_epoch = math.ceil(math.ceil(math.ceil(passes) / processes) / recipe.gradient_accumulation)

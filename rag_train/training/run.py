@@ -206,6 +206,7 @@ def _load_data(recipe: TrainRecipe):
 
     from rag_train.llm.checkpoint import check_checkpoint, load_tokenizer
     from rag_train.training.data import dpo_rows, sft_rows
+    from rag_train.training.rows import largest_token
 
     check_checkpoint(recipe.model)
     tokenizer = load_tokenizer(recipe.model)
@@ -222,7 +223,7 @@ def _load_data(recipe: TrainRecipe):
     chat = bool(tokenizer.chat_template) if recipe.chat == "auto" else recipe.chat
     read = sft_rows if recipe.stage == "sft" else dpo_rows
     rows, report = read(recipe.data, tokenizer, max_tokens=recipe.max_tokens, chat=chat, balance=recipe.balance)
-    largest = max(max(ids) for row in rows for key, ids in row.items() if key != "labels")
+    largest = largest_token(rows)
     vocabulary = AutoConfig.from_pretrained(recipe.model).get_text_config().vocab_size
     if largest >= vocabulary:
         raise UserError(
@@ -232,7 +233,7 @@ def _load_data(recipe: TrainRecipe):
     return tokenizer, rows, report
 
 
-def build_trainer(recipe: TrainRecipe, rows: list[dict[str, list[int]]], tokenizer: Any, checkpoints: Path):
+def build_trainer(recipe: TrainRecipe, rows: Any, tokenizer: Any, checkpoints: Path):
     """Return the trainer of the recipe's stage and layout, its model loaded.
 
     Raises UserError if TRL, PEFT or the Hub refuse a setting.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from rag_train.training.failures import FiniteLossTrainer
 from rag_train.training.masking import IGNORE
 from rag_train.training.packing import pack
 from rag_train.training.recipe import TrainRecipe
+from rag_train.training.rows import LazyRows, Row, Rows, token_column
 from rag_train.training.setup import lora_config, trainer_arguments, tree_parts
 from rag_train.training.tree import lay_out, path_logprobs
 
@@ -51,46 +54,46 @@ class PackedTrainer(FiniteLossTrainer):
         return (loss, logprobs) if return_outputs else loss
 
 
-def packed_rows(rows: list[dict[str, list[int]]], budget: int, seed: int) -> list[dict[str, list[int]]]:
-    """Pack rows of `sft_rows` into rows of at most ``budget`` tokens (see `pack`).
+def packed_rows(rows: Rows, budget: int, seed: int) -> LazyRows:
+    """Pack rows of `sft_rows` into rows of at most ``budget`` tokens (see `pack`), each laid out when it is read.
 
     A packed row is a `Tree` and, for every trained token, the index at which it is predicted (``at``) and its id
     (``labels``).
     """
-    sequences = [row["input_ids"] for row in rows]
-    out = []
-    for members in pack(sequences, budget, seed):
-        tree = lay_out([sequences[i] for i in members])
-        trained = [
-            (path[k - 1], label)
-            for i, path in zip(members, tree.paths, strict=True)
-            for k, label in enumerate(rows[i]["labels"])
-            if k and label != IGNORE
-        ]
-        out.append(
-            {
-                "input_ids": tree.ids,
-                "positions": tree.positions,
-                "last": tree.last,
-                "at": [at for at, _ in trained],
-                "labels": [label for _, label in trained],
-            }
-        )
-    return out
+    members = pack(token_column(rows, "input_ids"), budget, seed)
+    return LazyRows(len(members), partial(_packed_row, rows, members))
+
+
+def _packed_row(rows: Rows, members: Sequence[Sequence[int]], number: int) -> Row:
+    examples = [rows[i] for i in members[number]]
+    tree = lay_out([example["input_ids"] for example in examples])
+    trained = [
+        (path[k - 1], label)
+        for example, path in zip(examples, tree.paths, strict=True)
+        for k, label in enumerate(example["labels"])
+        if k and label != IGNORE
+    ]
+    return {
+        "input_ids": tree.ids,
+        "positions": tree.positions,
+        "last": tree.last,
+        "at": [at for at, _ in trained],
+        "labels": [label for _, label in trained],
+    }
 
 
 def sft_trainer(
-    recipe: TrainRecipe, rows: list[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase, checkpoints: Path
+    recipe: TrainRecipe, rows: Dataset, tokenizer: PreTrainedTokenizerBase, checkpoints: Path
 ) -> Trainer:
     """Return the trainer of Stage I, its model loaded, for rows of `sft_rows`."""
     if recipe.pack_tokens:
         args, model = tree_parts(recipe, checkpoints)
-        packed = Dataset.from_list(packed_rows(rows, recipe.pack_tokens, recipe.seed))
+        packed = packed_rows(rows, recipe.pack_tokens, recipe.seed)
         return PackedTrainer(model=model, args=args, train_dataset=packed, processing_class=tokenizer)
     return ImitationTrainer(
         model=recipe.model,
         args=SFTConfig(**trainer_arguments(recipe, checkpoints), dataset_kwargs={"skip_prepare_dataset": True}),
-        train_dataset=Dataset.from_list(rows),
+        train_dataset=rows,
         processing_class=tokenizer,
         peft_config=lora_config(recipe),
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from rag_train.files import write_text
 from rag_train.progress import progress
 from rag_train.training.failures import FiniteLossTrainer
 from rag_train.training.recipe import DPORecipe, TrainRecipe
+from rag_train.training.rows import LazyRows, Rows
 from rag_train.training.setup import tree_parts
 from rag_train.training.tree import lay_out, path_logprobs
 
@@ -47,6 +50,16 @@ def tree_row(pairs: Sequence[dict[str, list[int]]]) -> dict[str, list[int]]:
         "targets": targets,
         "owner": owner,
     }
+
+
+def tree_rows(rows: Rows, size: int) -> LazyRows:
+    """Return a row of `tree_row` for each ``size`` pairs, with its number as ``row``."""
+    return LazyRows(math.ceil(len(rows) / size), partial(_tree_row, rows, size))
+
+
+def _tree_row(rows: Rows, size: int, number: int) -> dict[str, Any]:
+    pairs = [rows[i] for i in range(number * size, min(len(rows), (number + 1) * size))]
+    return tree_row(pairs) | {"row": number}
 
 
 def preference_loss(settings: DPORecipe, ratios: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -103,7 +116,7 @@ class TreeTrainer(FiniteLossTrainer):
         This is done before the first step with the model as it is wrapped for training, so that it works with any
         sharding. A resumed run reads the values that were written then.
         """
-        assert self.args.output_dir is not None and isinstance(self.train_dataset, Dataset)
+        assert self.args.output_dir is not None and isinstance(self.train_dataset, LazyRows)
         path = Path(self.args.output_dir) / REFERENCE
         if self.state.global_step:
             try:
@@ -151,17 +164,14 @@ def _snippet_logprobs(model, row: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def tree_trainer(
-    recipe: TrainRecipe, rows: list[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase, checkpoints: Path
+    recipe: TrainRecipe, rows: Dataset, tokenizer: PreTrainedTokenizerBase, checkpoints: Path
 ) -> TreeTrainer:
     """Return the trainer of Stage II in the tree layout, its model loaded, for rows of `dpo_rows`.
 
-    Each ``batch_size`` pairs, in the order of the file, form one tree.
+    Each ``batch_size`` pairs, in the order of the file, form one tree, which is laid out when it is read.
     """
     assert recipe.dpo is not None
-    size = recipe.batch_size
-    batches = [tree_row(rows[i : i + size]) | {"row": i // size} for i in range(0, len(rows), size)]
     args, model = tree_parts(recipe, checkpoints)
     disable_dropout_in_model(model)  # as TRL does, so that policy and reference agree before the first step
-    return TreeTrainer(
-        recipe.dpo, model=model, args=args, train_dataset=Dataset.from_list(batches), processing_class=tokenizer
-    )
+    batches = tree_rows(rows, recipe.batch_size)
+    return TreeTrainer(recipe.dpo, model=model, args=args, train_dataset=batches, processing_class=tokenizer)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from support.training import MODELS, SMALL, TOKENIZER, recipe_in
@@ -112,7 +113,7 @@ LOSSES = [
 def test_each_loss_equals_trl(work: Path, tmp_path: Path, keys: dict):
     """Compares one batch. TRL has no conservative DPO; the pairs layout combines it from two of TRL's losses."""
     recipe = recipe_in(work, tmp_path, stage="dpo", batch_size=12, precision="fp32", dpo=DPORecipe(**keys))
-    pairs = chain(5, "sentence_wise", torch.Generator().manual_seed(1))
+    pairs = Dataset.from_list(chain(5, "sentence_wise", torch.Generator().manual_seed(1)))
     results = []
     for build in (dpo_trainer, tree_trainer):
         trainer = build(recipe, pairs, TOKENIZER, tmp_path / build.__name__)
