@@ -21,19 +21,24 @@ def write_text(path: Path, text: str) -> None:
     The write is atomic: readers see either the old contents or the new contents. If several processes write the
     file at the same time, the last one wins.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{uuid4().hex[:8]}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # half a file would fill the disk that is full already
-        raise
+    _write(path, [text])
 
 
 def write_records(path: Path, records: Iterable[BaseModel]) -> None:
-    """Write ``records`` to ``path`` as JSON Lines, atomically."""
-    write_text(path, "".join(f"{record.model_dump_json()}\n" for record in records))
+    """Write ``records`` to ``path`` as JSON Lines, atomically, one record at a time."""
+    _write(path, (f"{record.model_dump_json()}\n" for record in records))
+
+
+def _write(path: Path, texts: Iterable[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{uuid4().hex[:8]}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.writelines(texts)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # half a file would fill the disk that is full already
+        raise
 
 
 def read_records(path: Path, kind: type[T], remedy: str = "run again the command that wrote it") -> list[T]:

@@ -12,6 +12,8 @@ whether or not the run was interrupted.
 Several processes can share the items: shard i of n processes items i, i + n, ... and has its own partial file. The
 process that completes the last item writes the output, which depends neither on n nor on the assignment of items to
 processes.
+
+Files are read and written in a stream: memory is used for a line and for the place of each completed item.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ import json
 import os
 import re
 import time
-from collections import Counter
+from array import array
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -171,18 +174,18 @@ async def run(
         return _finished(output, key)
     output.parent.mkdir(parents=True, exist_ok=True)
     with _claimed(shard.partial(output)) as file:
-        done, _ = _lines(output, key)
         mine = range(shard.number - 1, len(items), shard.of)
-        todo = [i for i in mine if i not in done]
         counts = Counter[str]()
-        for i in mine:
-            counts.update(done[i]["counts"] if i in done else {})
+        with _completed(output, key, len(items)) as done:
+            for line in done.lines(mine):
+                counts.update(line["counts"])
+        todo = sum(i not in done for i in mine)
         if not file.tell():
             _append(file, {"fingerprint": key})
-        with progress(label, len(mine), len(mine) - len(todo)) as advance:
-            workers = min(in_flight, len(todo))
+        with progress(label, len(mine), len(mine) - todo) as advance:
+            workers = min(in_flight, todo)
             patience = Patience(patience_seconds(), workers, lambda *waiting: advance(0, _waiting_note(*waiting)))
-            queue = iter(todo)
+            queue = (i for i in mine if i not in done)
             failed: list[UserError] = []
 
             async def process(i: int) -> None:
@@ -216,7 +219,7 @@ async def run(
         summary = _merge(output, shard, len(items), settings, key)
     if failed:
         raise OpenItems(_open_message(summary, failed[-1], patience), patience.over.is_set()) from failed[-1]
-    return replace(summary, items_done=len(todo), seconds=time.monotonic() - start, retried=patience.retried)
+    return replace(summary, items_done=todo, seconds=time.monotonic() - start, retried=patience.retried)
 
 
 def _completed_line(i: int, outcome: Outcome) -> dict[str, Any]:
@@ -281,36 +284,57 @@ def _merge(output: Path, shard: Shard, items: int, settings: dict[str, Any], key
 
     If two shards do this at the same time, they write the same files.
     """
-    done, open_items = _lines(output, key)
-    if output.exists():  # another shard has written the output
-        return _finished(output, key)
-    finished = [done[i] for i in sorted(done)]
-    counts: Counter[str] = Counter()
-    for item in finished:
-        counts.update(item["counts"])
-    rejected = [record for item in finished for record in item["rejected"]]
-    records = [record for item in finished for record in item["records"]]
+    suffix = f"{shard.number}-of-{shard.of}"
+    with _completed(output, key, items) as done:
+        if output.exists():  # another shard has written the output
+            return _finished(output, key)
+        totals = _Totals()
+        lines = totals.counting(done.lines(range(items)))
+        if remaining := items - done.count:
+            deque(lines, maxlen=0)
+            summary = Summary(str(output), items, totals.records, totals.counts, totals.rejected)
+            return replace(summary, remaining=remaining, open=done.open)
+        with _new(output, suffix) as records, _new(_rejected(output), suffix) as rejected:
+            for line in lines:
+                records.writelines(map(_json_line, line["records"]))
+                rejected.writelines(map(_json_line, line["rejected"]))
     meta = {
         "schema_version": SCHEMA_VERSION,
         "code_version": code_version(),
         "fingerprint": key,
         "settings": settings,
         "items": items,
-        "records": len(records),
-        "counts": dict(sorted(counts.items())),
-        "rejected": dict(sorted(Counter(record["reason"] for record in rejected).items())),
+        "records": totals.records,
+        "counts": dict(sorted(totals.counts.items())),
+        "rejected": dict(sorted(totals.rejected.items())),
     }
-    if len(done) == items:
-        suffix = f"{shard.number}-of-{shard.of}"
-        if rejected:
-            _replace(_rejected(output), suffix, _json_lines(rejected))
-        else:
-            _rejected(output).unlink(missing_ok=True)
-        _replace(_meta(output), suffix, [json.dumps(meta, indent=2, default=str) + "\n"])
-        _replace(output, suffix, _json_lines(records))  # last: its existence means that the run is complete
-        return _finished(output, key)
-    totals = Summary(str(output), items, len(records), meta["counts"], meta["rejected"])
-    return replace(totals, remaining=items - len(done), open=len(open_items))
+    with _new(_meta(output), suffix) as file:
+        file.write(json.dumps(meta, indent=2, default=str) + "\n")
+    if totals.rejected:
+        _replace(_rejected(output), suffix)
+    else:
+        _temporary(_rejected(output), suffix).unlink()
+        _rejected(output).unlink(missing_ok=True)
+    _replace(_meta(output), suffix)
+    _replace(output, suffix)  # last: its existence means that the run is complete
+    return _finished(output, key)
+
+
+class _Totals:
+    """Totals over completed items."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.counts: Counter[str] = Counter()
+        self.rejected: Counter[str] = Counter()
+
+    def counting(self, lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Pass the items' lines on, and count them."""
+        for line in lines:
+            self.records += len(line["records"])
+            self.counts.update(line["counts"])
+            self.rejected.update(record["reason"] for record in line["rejected"])
+            yield line
 
 
 def _finished(output: Path, key: str) -> Summary:
@@ -331,22 +355,69 @@ def _finished(output: Path, key: str) -> Summary:
     return Summary(str(output), meta["items"], meta["records"], meta["counts"], meta.get("rejected", {}))
 
 
-def _lines(output: Path, key: str) -> tuple[dict[int, dict[str, Any]], set[int]]:
-    """Return the completed items of all partial files, and the numbers of the open items.
+class _Completed:
+    """The completed items in the partial files of all shards."""
 
-    A last line without its line feed is ignored.
-    """
-    done: dict[int, dict[str, Any]] = {}
-    tried: set[int] = set()
-    for part in _parts(output):
-        with suppress(FileNotFoundError):  # another shard has just written the output
-            *complete, _ = part.read_bytes().split(b"\n")
-            lines = [json.loads(line) for line in complete]
-            if lines and lines[0].get("fingerprint") != key:
-                raise UserError(f"{part}: was started with a different recipe; delete it or choose another output")
-            done |= {line["item"]: line for line in lines[1:] if "item" in line}
-            tried |= {line["open"] for line in lines[1:] if "open" in line}
-    return done, tried - done.keys()
+    def __init__(self, files: Sequence[IO[bytes]], key: str, items: int):
+        self._files = files
+        self._file = array("i", [-1]) * items  # by item: the number of its file, and the offset of its line there
+        self._at = array("q", [0]) * items
+        self._tried: set[int] = set()
+        for number, file in enumerate(files):
+            self._scan(number, file, key)
+
+    def __contains__(self, item: int) -> bool:
+        return self._file[item] >= 0
+
+    @property
+    def count(self) -> int:
+        return len(self._file) - self._file.count(-1)
+
+    @property
+    def open(self) -> int:
+        """Number of items that were tried and are not completed."""
+        return sum(item not in self for item in self._tried)
+
+    def lines(self, items: Iterable[int]) -> Iterator[dict[str, Any]]:
+        """Yield the lines of the completed items among ``items``."""
+        for item in items:
+            if item in self:
+                file = self._files[self._file[item]]
+                file.seek(self._at[item])
+                yield json.loads(file.readline())
+
+    def _scan(self, number: int, file: IO[bytes], key: str) -> None:
+        """Note the items of a file. A last line without its line feed is ignored."""
+        at = 0
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            if at == 0 and line != _json_line({"fingerprint": key}).encode():
+                raise UserError(
+                    f"{file.name}: was started with a different recipe; delete it or choose another output"
+                )
+            if begin := _ITEM.match(line):
+                item = int(begin[2])
+                if begin[1] == b"open":
+                    self._tried.add(item)
+                else:
+                    self._file[item], self._at[item] = number, at
+            at += len(line)
+
+
+_ITEM = re.compile(rb'\{"(item|open)": (\d+),')
+"""Begin of the lines that `_completed_line` and `_open_line` describe."""
+
+
+@contextmanager
+def _completed(output: Path, key: str, items: int) -> Iterator[_Completed]:
+    """Open the partial files of all shards, which another shard may delete in the meantime."""
+    with ExitStack() as stack:
+        files = []
+        for part in _parts(output):
+            with suppress(FileNotFoundError):  # another shard has just written the output
+                files.append(stack.enter_context(part.open("rb")))
+        yield _Completed(files, key, items)
 
 
 @contextmanager
@@ -362,12 +433,23 @@ def _claimed(partial: Path) -> Iterator[IO[str]]:
             raise UserError(f"{partial}: another process is writing this file; wait for it or stop it") from None
         except OSError:  # a file system without locks
             pass
-        file.seek(0)
-        data = file.read()
-        file.truncate(data.rfind(b"\n") + 1)
+        file.truncate(_end_of_last_line(file))
         file.seek(0, os.SEEK_END)
         with io.TextIOWrapper(file, encoding="utf-8") as text:
             yield text
+
+
+def _end_of_last_line(file: IO[bytes], block: int = 2**16) -> int:
+    """Return the offset behind the last line feed; the file is read backwards, a block at a time."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - block)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
 
 
 def _parts(output: Path) -> list[Path]:
@@ -385,19 +467,27 @@ def _rejected(output: Path) -> Path:
 
 
 def _append(file: IO[str], value: dict[str, Any]) -> None:
-    file.write(json.dumps(value, ensure_ascii=False) + "\n")
+    file.write(_json_line(value))
     file.flush()
 
 
-def _json_lines(values: Iterable[dict[str, Any]]) -> Iterator[str]:
-    return (json.dumps(value, ensure_ascii=False) + "\n" for value in values)
+def _json_line(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False) + "\n"
 
 
-def _replace(path: Path, suffix: str, lines: Iterable[str]) -> None:
-    """Write ``path`` atomically; ``suffix`` distinguishes the temporary files of different shards."""
-    temporary = path.with_name(f"{path.name}.{suffix}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.writelines(lines)
+def _temporary(path: Path, suffix: str) -> Path:
+    """Return the path under which ``path`` is written; ``suffix`` distinguishes the files of different shards."""
+    return path.with_name(f"{path.name}.{suffix}.tmp")
+
+
+@contextmanager
+def _new(path: Path, suffix: str) -> Iterator[IO[str]]:
+    """Open the next contents of ``path``, which `_replace` puts in its place."""
+    with _temporary(path, suffix).open("w", encoding="utf-8") as file:
+        yield file
         file.flush()
         os.fsync(file.fileno())
-    temporary.rename(path)
+
+
+def _replace(path: Path, suffix: str) -> None:
+    _temporary(path, suffix).rename(path)

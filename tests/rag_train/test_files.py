@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rag_train.files import write_text
+from rag_train.files import write_records, write_text
+from rag_train.schema import Passage
 
 
 def test_writers_of_the_same_file_do_not_disturb_each_other(
@@ -24,3 +25,12 @@ def test_writers_of_the_same_file_do_not_disturb_each_other(
     monkeypatch.setattr(Path, "replace", interrupted)
     write_text(file, "own")
     assert file.read_text() == "own" and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    write_records(file, [Passage(id="1", text="a")])
+    before = file.read_bytes()
+    with pytest.raises(ZeroDivisionError):
+        write_records(file, (Passage(id=str(1 // i), text="b") for i in (1, 0)))
+    assert file.read_bytes() == before and list(tmp_path.iterdir()) == [file]

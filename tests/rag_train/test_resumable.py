@@ -1,11 +1,13 @@
 """Resumable runs: interrupted and shared runs write the same files as an uninterrupted run of one process."""
 
 import asyncio
+import io
 import json
 import multiprocessing
 import os
 import random
 import signal
+import tracemalloc
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
@@ -229,3 +231,30 @@ def test_a_run_without_its_service_ends_after_the_items_in_progress(tmp_path: Pa
     with pytest.raises(OpenItems, match="0 of 100 questions done") as caught:
         asyncio.run(run(items, down, tmp_path / "out.jsonl", {}, label="t", in_flight=10))
     assert caught.value.gone and 10 <= len(tried) < 20
+
+
+def test_memory_does_not_grow_with_the_output(tmp_path: Path):
+    """T1: the merge held all records, 3.5 times the size of the output, at both ends of every shard."""
+    long = "x" * 100_000
+
+    async def write(item: Question) -> Outcome:
+        return Outcome(
+            [item.model_copy(update={"question": long})], {}, [Rejected(id=item.id, reason="r", text=long)]
+        )
+
+    items = [Question(id=str(i), question="q", answers=["a"]) for i in range(50)]
+    output = tmp_path / "out.jsonl"
+    tracemalloc.start()
+    for shard in (Shard(1, 2), Shard(2, 2)):
+        asyncio.run(run(items, write, output, {}, label="t", shard=shard, in_flight=1))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert output.stat().st_size > 50 * len(long)
+    assert peak < 20 * len(long)
+
+
+@given(st.lists(st.binary(max_size=9)), st.binary(max_size=9), st.integers(1, 4))
+def test_an_incomplete_last_line_is_found_in_blocks(lines: list[bytes], torn: bytes, block: int):
+    whole = b"".join(line.replace(b"\n", b"") + b"\n" for line in lines)
+    file = io.BytesIO(whole + torn.replace(b"\n", b""))
+    assert resumable._end_of_last_line(file, block) == len(whole)
