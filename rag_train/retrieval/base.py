@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+import os
+from collections.abc import Callable, Iterable, Sequence
+from threading import BoundedSemaphore
+from typing import Any, Protocol
 
 from rag_train.schema import Passage
 
@@ -27,9 +29,34 @@ class Retriever(Protocol):
         ...
 
 
-def threads(retriever: Retriever) -> int:
-    """Return the number of searches of a retriever that should run at the same time; 1 if it does not say."""
-    return getattr(retriever, "threads", 1)
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+"""Cores that this process may use."""
+
+
+def threads(part: Any) -> int:
+    """Return the number of calls of a retriever or reranker that should run at the same time; 1 if it does not
+    say."""
+    return getattr(part, "threads", 1)
+
+
+def threads_of_parts(*parts: Any) -> int:
+    """Return the number of searches at the same time through several parts, each of which is called `in_turn`.
+
+    One more than the part with the fewest takes, so that no part waits for another; not many more, so that the
+    batches of that part stay large.
+    """
+    return min(map(threads, parts)) + 1
+
+
+def in_turn(part: Any, call: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Return ``call``, a method of a retriever or reranker, with at most as many calls at a time as it wants."""
+    turns = BoundedSemaphore(threads(part))
+
+    def wait_and_call(*arguments: Any) -> list[Any]:
+        with turns:
+            return call(*arguments)
+
+    return wait_and_call
 
 
 def corpus_sha256(retriever: Retriever) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from rag_train.retrieval.base import Retriever
@@ -18,7 +19,8 @@ class AsyncRetriever:
     """An asynchronous interface to a retriever. Use it from one event loop at a time.
 
     Whenever the retriever is free, it searches a batch of all waiting queries; no query waits for a batch to fill.
-    A waiting query is dropped when its last caller is cancelled. The retriever runs in threads.
+    A waiting query is dropped when its last caller is cancelled. The retriever runs in threads of its own, which no
+    other retriever has to wait for.
 
     Args:
         retriever: the retriever to call.
@@ -39,6 +41,7 @@ class AsyncRetriever:
         self.max_batch = max_batch
         self.remember = remember
         self.threads = wanted_threads(retriever) if threads is None else threads
+        self._pool = ThreadPoolExecutor(self.threads, "search")
         self.queries = self.distinct = self.batches = 0
         self._remembered: OrderedDict[_Key, list[Passage]] = OrderedDict()
         self._pending: dict[_Key, asyncio.Future[list[Passage]]] = {}
@@ -106,9 +109,10 @@ class AsyncRetriever:
 
     async def _search(self, batch: list[_Key], k: int) -> None:
         self.batches += 1
+        loop = asyncio.get_running_loop()
         queries = [query for query, _ in batch]
         try:
-            found = await asyncio.to_thread(self.retriever.search, queries, k)
+            found = await loop.run_in_executor(self._pool, self.retriever.search, queries, k)
             answers = dict(zip(batch, found, strict=True))
         except Exception as error:
             for key in batch:

@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from rag_train.errors import UserError
-from rag_train.retrieval.base import Retriever, corpus_sha256
+from rag_train.retrieval.base import Retriever, corpus_sha256, in_turn, threads_of_parts
 from rag_train.schema import Passage
 
 _APPLICATION = 0x52415443  # "RATC": SQLite's application_id, in the header of the file
@@ -28,7 +28,8 @@ _PASSAGES = TypeAdapter(list[Passage])
 class CachedRetriever:
     """A retriever that searches only for queries whose answers are not yet in a file.
 
-    Several processes and threads can use the file at the same time. Empty answers are not stored, because a failed
+    Several processes and threads can use the file at the same time; a batch that is in the file does not wait for a
+    search of another batch. Empty answers are not stored, because a failed
     web search also returns one.
 
     Args:
@@ -49,7 +50,10 @@ class CachedRetriever:
         self.retriever = retriever
         self.key = key
         self.path = Path(path)
+        self.threads = threads_of_parts(retriever)
+        self._search = in_turn(retriever, retriever.search)
         self.hits = self.misses = 0
+        self._counting = threading.Lock()
         # A connection belongs to one thread of one process: a forked process must not even close it.
         self._connections: dict[tuple[int, int], sqlite3.Connection] = {}
         with self._user_errors():
@@ -73,10 +77,11 @@ class CachedRetriever:
         keys = [self._digest(query, k) for query in queries]
         known = self._read(list(dict.fromkeys(keys)))
         missing = {key: query for key, query in zip(keys, queries, strict=True) if key not in known}
-        self.hits += sum(key in known for key in keys)
-        self.misses += len(missing)
+        with self._counting:
+            self.hits += sum(key in known for key in keys)
+            self.misses += len(missing)
         if missing:
-            found = dict(zip(missing, self.retriever.search(list(missing.values()), k), strict=True))
+            found = dict(zip(missing, self._search(list(missing.values()), k), strict=True))
             self._write({key: passages for key, passages in found.items() if passages})
             known |= found
         return [list(known[key]) for key in keys]

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from rag_train.errors import UserError
-from rag_train.retrieval.base import Retriever, joint_sha256
+from rag_train.retrieval.base import Retriever, in_turn, joint_sha256, threads_of_parts
 from rag_train.schema import Passage
 
 Method = Literal["rrf", "weighted"]
@@ -42,6 +42,8 @@ class FusedRetriever:
         self.rrf_k = rrf_k
         self.name = f"{method}({', '.join(retriever.name for retriever in retrievers)})"
         self.corpus_sha256 = joint_sha256(retrievers)
+        self.threads = threads_of_parts(*retrievers)
+        self._searches = [in_turn(retriever, retriever.search) for retriever in retrievers]
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return at most ``k`` passages for each query, with fused scores.
@@ -54,7 +56,7 @@ class FusedRetriever:
             raise ValueError(f"k is {k}; ask for at least one passage")
         depth = max(self.depth, k)
         with ThreadPoolExecutor(len(self.retrievers)) as pool:
-            found = list(pool.map(lambda retriever: retriever.search(queries, depth), self.retrievers))
+            found = list(pool.map(lambda search: search(queries, depth), self._searches))
         return [fuse(lists, k, self.method, self.weights, self.rrf_k) for lists in zip(*found, strict=True)]
 
 

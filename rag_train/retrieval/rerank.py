@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from pydantic import BaseModel, Field, ValidationError
@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from rag_train.errors import ServiceError, UserError, not_installed
 from rag_train.http import httpx, open_client, send
 from rag_train.llm.checkpoint import check_checkpoint
-from rag_train.retrieval.base import Retriever, corpus_sha256
+from rag_train.retrieval.base import Retriever, corpus_sha256, in_turn, threads_of_parts
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.index.text import indexed_text
 from rag_train.schema import Passage
@@ -100,6 +100,9 @@ class VLLMScoreReranker:
         retries: number of further attempts if the server is busy or cannot be reached.
     """
 
+    threads = 4
+    """Number of requests at the same time."""
+
     def __init__(self, url: str, model: str = "", timeout: float = 60.0, retries: int = 3):
         self.url = url.rstrip("/") + "/score"
         self.model = model
@@ -145,6 +148,8 @@ class VLLMScoreReranker:
 class RerankedRetriever:
     """A retriever that reranks ``depth`` passages of another retriever and returns the best of them.
 
+    The passages of a batch are reranked while other batches are searched.
+
     DualRAG reranks 50 passages and keeps 10 (Cheng et al. 2025, section 4.3, "Retrieval Module").
 
     Args:
@@ -159,6 +164,9 @@ class RerankedRetriever:
         self.depth = depth
         self.name = f"{retriever.name}+rerank"
         self.corpus_sha256 = corpus_sha256(retriever)
+        self.threads = threads_of_parts(retriever, reranker)
+        self._search = in_turn(retriever, retriever.search)
+        self._score = in_turn(reranker, reranker.scores)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return at most ``k`` passages for each query with the reranker's scores; ties keep the retriever's order.
@@ -170,9 +178,9 @@ class RerankedRetriever:
         """
         if k < 1:
             raise ValueError(f"k is {k}; ask for at least one passage")
-        found = self.retriever.search(queries, max(self.depth, k))
+        found = self._search(queries, max(self.depth, k))
         pairs = [(query, passage) for query, passages in zip(queries, found, strict=True) for passage in passages]
-        scores = iter(_scores(self.reranker, pairs))
+        scores = iter(_scores(self._score, pairs))
         return [_best(passages, [next(scores) for _ in passages], k) for passages in found]
 
 
@@ -205,18 +213,20 @@ def group_by_entity(
         for entity, asked in queries.items()
     }
     pairs = [(query, passage) for entity, pool in pools.items() for passage in pool for query in queries[entity]]
-    scores = iter(_scores(reranker, pairs))
+    scores = iter(_scores(reranker.scores, pairs))
     return {
         entity: _best(pool, [max(next(scores) for _ in queries[entity]) for _ in pool], k)
         for entity, pool in pools.items()
     }
 
 
-def _scores(reranker: Reranker, pairs: Sequence[tuple[str, Passage]]) -> list[float]:
+def _scores(
+    score: Callable[[Sequence[tuple[str, str]]], list[float]], pairs: Sequence[tuple[str, Passage]]
+) -> list[float]:
     """Return the reranker's score for each pair, scoring equal pairs of texts once."""
     texts = [(query, indexed_text(passage)) for query, passage in pairs]
     distinct = list(dict.fromkeys(texts))
-    known = dict(zip(distinct, reranker.scores(distinct) if distinct else [], strict=True))
+    known = dict(zip(distinct, score(distinct) if distinct else [], strict=True))
     if any(map(math.isnan, known.values())):
         raise UserError("reranker: a score is not a number; run the model in float32 or bfloat16, not float16")
     return [known[text] for text in texts]

@@ -10,7 +10,6 @@ that starts them, and on CPUs they fail if llvmlite is already loaded.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -21,6 +20,7 @@ import numpy as np
 from pydantic import StrictStr, TypeAdapter, ValidationError
 
 from rag_train.errors import UserError
+from rag_train.retrieval.base import CORES
 from rag_train.retrieval.corpus import PassageStore
 from rag_train.retrieval.index.bm25_build import FORMAT, VERSION, VOCABULARY, build_bm25
 from rag_train.retrieval.index.directory import (
@@ -66,7 +66,7 @@ class BM25Index:
     """
 
     name = "bm25"
-    threads = min(4, os.cpu_count() or 1)
+    threads = CORES
     """Number of searches at the same time: they do not hold the GIL."""
 
     def __init__(

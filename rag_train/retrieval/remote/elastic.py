@@ -47,6 +47,7 @@ class ElasticRetriever:
     """
 
     name = "elastic"
+    threads = 4
 
     def __init__(
         self, url: str, index: str, headers: dict[str, str] | None = None, timeout: float = 60.0, retries: int = 3

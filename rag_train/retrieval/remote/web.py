@@ -97,7 +97,7 @@ class WebRetriever:
         url: address of the search; by default the provider's.
         timeout: seconds to wait for a connection, for the begin of a response, and for its end.
         retries: number of further attempts if the provider is busy or cannot be reached.
-        concurrency: maximum number of concurrent queries.
+        concurrency: maximum number of concurrent queries, over all calls of `search`.
 
     Attributes:
         problems: number of rejected queries by reason.
@@ -117,7 +117,8 @@ class WebRetriever:
         if self.url is None:
             raise UserError(f"{provider}: no address; write for example {provider}+http://127.0.0.1:8080/search")
         self.retries = retries
-        self.concurrency = concurrency
+        self.threads = concurrency
+        self._pool = ThreadPoolExecutor(concurrency)
         self.problems: Counter[str] = Counter()
         self._client = open_client(timeout, _key_header(self.provider))
 
@@ -131,8 +132,7 @@ class WebRetriever:
         """
         if k < 1:
             raise ValueError(f"k is {k}; ask for at least one passage")
-        with ThreadPoolExecutor(self.concurrency) as pool:
-            return list(pool.map(lambda query: self._search(query, k), queries))
+        return list(self._pool.map(lambda query: self._search(query, k), queries))
 
     def _search(self, query: str, k: int) -> list[Passage]:
         query = encodable(query)[:_MAX_CHARACTERS].strip()

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rag_train.retrieval.base import CORES, threads
 from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.retrieval.cache import CachedRetriever
+from rag_train.retrieval.fusion import FusedRetriever
+from rag_train.retrieval.index.bm25 import BM25Index
+from rag_train.retrieval.rerank import RerankedRetriever
 from rag_train.schema import Passage
 
 
@@ -160,3 +167,80 @@ def test_searches_at_the_same_time_if_the_retriever_asks_for_it() -> None:
     front = AsyncRetriever(Parallel())
     assert len(asyncio.run(front.search_all(["a", "b"], 1))) == 2
     assert AsyncRetriever(Recorder()).threads == 1 and AsyncRetriever(Parallel(), threads=1).threads == 1
+
+
+def test_a_search_that_waits_holds_up_no_other_retriever() -> None:
+    """Searches ran in threads that all of the process shares: 6 with 2 cores."""
+    slow, quick = Recorder(), Recorder()
+    slow.gate.clear()
+    fronts = [AsyncRetriever(slow, threads=16) for _ in range(4)]
+
+    async def main() -> None:
+        waiting = [asyncio.create_task(front.search(str(n), 1)) for front in fronts for n in range(16)]
+        assert await AsyncRetriever(quick).search("a", 1)
+        slow.gate.set()
+        await asyncio.gather(*waiting)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+class Letters:
+    """A reranker that scores by length."""
+
+    def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        return [float(len(text)) for _, text in pairs]
+
+
+COMBINED: list[Callable[[Any, Path], Any]] = [
+    lambda inner, folder: CachedRetriever(inner, "k", folder / "cache"),
+    lambda inner, folder: FusedRetriever([inner, Recorder()]),
+    lambda inner, folder: RerankedRetriever(inner, Letters()),
+]
+
+
+@pytest.mark.parametrize("combined", COMBINED)
+def test_combined_retrievers_keep_the_limits_of_their_parts(combined: Callable, tmp_path: Path) -> None:
+    """They searched one batch after the other, whatever their parts take."""
+
+    class Alone(Recorder):
+        at_once = most = 0
+
+        def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+            self.at_once += 1
+            self.most = max(self.most, self.at_once)
+            found = super().search(queries, k)
+            self.at_once -= 1
+            return found
+
+    inner = Alone()
+    retriever = combined(inner, tmp_path)
+    front = AsyncRetriever(retriever, max_batch=1)
+    assert front.threads == threads(retriever) == 2
+
+    async def main() -> None:
+        await asyncio.gather(*(front.search(str(n), 1) for n in range(20)))
+
+    asyncio.run(main())
+    assert inner.most == 1 and len(inner.calls) == 20
+
+
+def test_a_batch_in_the_cache_does_not_wait_for_a_search(tmp_path: Path) -> None:
+    recorder = Recorder()
+    cached = CachedRetriever(recorder, "k", tmp_path / "cache")
+    cached.search(["known"], 1)
+    recorder.gate.clear()
+    recorder.called.clear()
+    front = AsyncRetriever(cached)
+
+    async def main() -> None:
+        new = asyncio.create_task(front.search("new", 1))
+        assert await asyncio.to_thread(recorder.called.wait, 30)
+        assert (await front.search("known", 1))[0].id == "known"
+        recorder.gate.set()
+        await new
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_bm25_searches_on_all_cores() -> None:
+    assert AsyncRetriever(BM25Index.build([Passage(id="a", text="a")])).threads == CORES
