@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect
 from collections.abc import Callable, Sequence
-from functools import cmp_to_key
+from functools import cmp_to_key, lru_cache
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -53,9 +53,10 @@ def pack(sequences: Sequence[Any], budget: int, seed: int) -> list[array[int]]:
     space. ``OPEN_ROWS`` rows are filled at a time (bounded-space best fit; Csirik and Johnson 2001), so that the
     time is linear in the number of sequences and the rows are as mixed as the data.
 
-    Sequences are read one at a time, as often as needed: memory is used for their indices alone.
+    Sequences are read one at a time, as often as needed: memory is used for their indices and for a few of them.
     """
 
+    @lru_cache(maxsize=256)
     def read(i: int) -> bytes:
         return sortable(sequences[i])
 

@@ -142,7 +142,7 @@ def test_packing_keeps_no_tokens():
     def sequence(number: int) -> list[int]:
         return np.random.default_rng(number).integers(0, 1000, 400).tolist()
 
-    count = 8 * OPEN_ROWS
+    count = 64 * OPEN_ROWS
     tracemalloc.start()
     packed = pack(LazyRows(count, sequence), 1200, 0)  # pyright: ignore[reportArgumentType]
     peak = tracemalloc.get_traced_memory()[1]
