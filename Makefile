@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo demo-seeds real strategies teacher-data fuzz check fast test lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-hostile bench-retrieval retrievers attack audit lock docs clean
+.PHONY: help demo demo-seeds real strategies teacher-data fuzz check fast test lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-hostile bench-retrieval retrievers attack audit lock docs clean bench-scale
 
 help:
 	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
@@ -22,6 +22,7 @@ help:
 	@echo "make bench-runtime   every strategy compared with one batch, and with one question at a time"
 	@echo "make bench-synthesis DeepRAG's synthesis compared with one batch of the same prompts"
 	@echo "make bench-resume    DeepRAG's synthesis killed 20 times: the files stay the same"
+	@echo "make bench-scale     100,000 training examples and a run of 1,000,000 items: memory, time, disk, kills"
 	@echo "make bench-outage    an evaluation whose services are killed and answer nonsense: the answers stay the same"
 	@echo "make bench-hostile   most calls and retrievals of every strategy against hostile models"
 	@echo "make bench-training  calibration and imitation on trees compared with TRL's trainers"
@@ -100,6 +101,9 @@ bench-synthesis: .venv/.ready
 
 bench-resume: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.resume
+
+bench-scale: .venv/.ready
+	$(BIN)/python -m rag_train.eval.benchmarks.scale
 
 bench-outage: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.outage

@@ -531,6 +531,56 @@ def shortfalls(pages: str) -> str:
     )
 
 
+def _mib(size: float) -> str:
+    return number(size / 2**20, 1)
+
+
+def _grown(run: Mapping[str, float]) -> str:
+    return _mib(run["peak_bytes"] - run["start_bytes"])
+
+
+def scale_training_table() -> str:
+    runs = load("bench_scale")["training"]
+    return _beside(
+        ["examples", *(f"{run['examples']:,}" for run in runs)],
+        {
+            "tokens": [f"{run['tokens']:,}" for run in runs],
+            "records on disk, MiB": [_mib(run["source_bytes"]) for run in runs],
+            "token ids on disk, MiB": [_mib(run["bytes"]) for run in runs],
+            "tokenising, s": [number(run["tokenise"]["seconds"], 1) for run in runs],
+            "tokenising, memory in MiB": [_grown(run["tokenise"]) for run in runs],
+            "opening, s": [number(run["epoch"]["open_seconds"], 1) for run in runs],
+            "packing, s": [number(run["epoch"]["pack_seconds"], 1) for run in runs],
+            "packed rows": [f"{run['epoch']['rows']:,}" for run in runs],
+            "reading all rows, s": [number(run["epoch"]["read_seconds"], 1) for run in runs],
+            "opening to reading, memory in MiB": [_grown(run["epoch"]) for run in runs],
+            "killed while tokenising": [_same(run) for run in runs],
+        },
+    )
+
+
+def scale_runner_table() -> str:
+    runs = load("bench_scale")["runner"]
+    return _beside(
+        ["items", *(f"{run['items']:,}" for run in runs)],
+        {
+            "output, MiB": [_mib(run["bytes"]) for run in runs],
+            "undisturbed, s": [number(run["whole"]["seconds"], 1) for run in runs],
+            "undisturbed, memory in MiB": [_grown(run["whole"]) for run in runs],
+            "with kills, s": [number(run["killed"]["seconds"], 1) for run in runs],
+            "killed": [_same(run) for run in runs],
+        },
+    )
+
+
+def _same(run: Mapping[str, Any]) -> str:
+    return f"{run['killed']['kills']} times: {'the same bytes' if run['same_bytes'] else 'OTHER BYTES'}"
+
+
+def _beside(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
+    return table(columns, [[name, *cells] for name, cells in rows.items()], "l")
+
+
 CALIBRATION = "calibration, papers' shape"
 
 FUNCTIONS = {
@@ -539,9 +589,9 @@ FUNCTIONS = {
         across_seeds, all_claims, attack_table, claims_by_paper, demo_claims, demo_hops, demo_mean, demo_seeds,
         demo_table, demo_timings, gold_hops, gold_left_out, gold_targets, headlines, hostile_table, load, orderings,
         outage_table, overhead_table, provenance, retrieval_speed_table, retrievers_table, router_accuracy,
-        runtime, runtime_reach, runtime_table, shortfalls, strategies_table, teacher_ablations,
-        teacher_claims, teacher_counts, teacher_table, training_speed, training_table, number, percent,
-        spread, min, max, median, sum,
+        runtime, runtime_reach, runtime_table, scale_runner_table, scale_training_table, shortfalls,
+        strategies_table, teacher_ablations, teacher_claims, teacher_counts, teacher_table, training_speed,
+        training_table, number, percent, spread, min, max, median, sum,
     )
 }  # fmt: skip
 """What a page may call between ``[[=`` and ``=]]``."""

@@ -1,0 +1,278 @@
+"""Memory, time and disk at full count: training data and the runner (make bench-scale).
+
+Training data: DeepRAG trajectories over the mini world's questions, with passages drawn at random, are tokenised,
+packed, and read once in random order, as each process of a training does in an epoch. Runner: small items without
+any work, so that only the files are measured. Data and outputs are written once undisturbed, and once with SIGKILL
+at random moments; the files must be the same, byte for byte. All is done with a tenth of the items as well, which
+shows what grows.
+
+Memory is the peak of a process's own pages (RssAnon, read every 20 ms); pages of mapped files are the system's.
+Linux only. Writes bench_scale.json.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import multiprocessing
+import os
+import random
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader
+from transformers import default_data_collator
+
+from rag_train.eval.benchmarks.common import benchmark_parser, mini_world
+from rag_train.files import write_records
+from rag_train.formats import deeprag
+from rag_train.llm.checkpoint import load_tokenizer
+from rag_train.progress import console
+from rag_train.provenance import save_result
+from rag_train.resumable import Outcome, run
+from rag_train.schema import Decision, Passage, Question, SFTRecord, Step
+from rag_train.training.data import sft_rows
+from rag_train.training.rows import VARIABLE
+from rag_train.training.sft import packed_rows
+
+PASSAGES = 8
+"""Passages of a search, which make trajectories about as long as the papers'."""
+ROW = 4096
+"""Tokens of a packed row, and of the longest trajectory."""
+
+Work = Callable[[], dict[str, Any]]
+
+
+def main() -> None:
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--examples", type=int, default=100_000, help="training examples")
+    parser.add_argument("--items", type=int, default=1_000_000, help="items of the runner")
+    parser.add_argument("--kills", type=int, default=10, help="kills of each killed run")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
+    parser.add_argument("--work", type=Path, default=Path("runs/scale"), help="working directory; deleted first")
+    options = parser.parse_args()
+    shutil.rmtree(options.work, ignore_errors=True)
+    rng = random.Random(options.seed)
+    result: dict[str, Any] = {"kills": options.kills, "training": [], "runner": []}
+    for part in (10, 1):
+        folder = options.work / f"1-of-{part}"
+        folder.mkdir(parents=True)
+        result["training"].append(training(options.examples // part, options.kills, rng, folder))
+        console.print(result["training"][-1])
+        result["runner"].append(runner(options.items // part, options.kills, rng, folder))
+        console.print(result["runner"][-1])
+    save_result(options.output / "bench_scale.json", result)
+    measured = [*result["training"], *result["runner"]]
+    sys.exit(not all(each["same_bytes"] for each in measured))
+
+
+# -- training data ---------------------------------------------------------------------------------------
+
+
+def training(examples: int, kills: int, rng: random.Random, folder: Path) -> dict[str, Any]:
+    """Tokenise ``examples`` trajectories, pack them and read them all."""
+    model, data = mini_world().model.resolve(), folder / "sft.jsonl"
+    write_records(data, trajectories(examples))
+    tokenising = partial(tokenise, model, data, folder / "whole")
+    whole = in_process(tokenising)
+    moments = moments_of(kills, whole["seconds"], rng)
+    killed = until_done(partial(tokenise, model, data, folder / "killed"), moments)
+    epoch = in_process(partial(read_epoch, model, data, folder / "whole"))
+    return {
+        "examples": examples,
+        "tokens": whole.pop("tokens"),
+        "source_bytes": data.stat().st_size,
+        "bytes": sum(file.stat().st_size for file in (folder / "whole").rglob("*.arrow")),
+        "same_bytes": digest(folder / "whole") == digest(folder / "killed"),
+        "tokenise": whole,
+        "killed": killed,
+        "epoch": epoch,
+    }
+
+
+def trajectories(count: int) -> Iterator[SFTRecord]:
+    """Yield trajectories over the mini world's questions in turn, with random decisions and passages."""
+    world, _, questions = mini_world()
+    corpus, rng = list(world.corpus()), random.Random(0)
+    for number in range(count):
+        question = questions[number % len(questions)]
+        steps = [_step(step.subquery, step.answer, corpus, rng) for step in question.decomposition]
+        segments = deeprag.render(steps, question.answers[0])
+        yield SFTRecord(
+            id=f"{question.id}/{number}",
+            prompt=deeprag.question_prompt(question.question),
+            completion="".join(segment.text for segment in segments),
+            segments=segments,
+            source="gold",
+        )
+
+
+def _step(subquery: str, answer: str, corpus: Sequence[Passage], rng: random.Random) -> Step:
+    decision = rng.choice(list(Decision))
+    found = rng.sample(corpus, PASSAGES) if decision is Decision.RETRIEVE else []
+    return Step(subquery=subquery, decision=decision, passages=found, answer=answer)
+
+
+def tokenise(model: Path, data: Path, cache: Path) -> dict[str, Any]:
+    """Write the token ids of ``data`` to ``cache``."""
+    os.environ[VARIABLE] = str(cache)
+    _, report = sft_rows(data, load_tokenizer(str(model)), max_tokens=ROW, chat=False)
+    return {"tokens": report.tokens}
+
+
+def read_epoch(model: Path, data: Path, cache: Path) -> dict[str, Any]:
+    """Open the token ids, pack them, and read every row once in random order."""
+    os.environ[VARIABLE] = str(cache)
+    start = time.perf_counter()
+    rows, _ = sft_rows(data, load_tokenizer(str(model)), max_tokens=ROW, chat=False)
+    opened = time.perf_counter()
+    packed = packed_rows(rows, ROW, 0)
+    done = time.perf_counter()
+    tokens = sum(
+        batch["input_ids"].numel() for batch in DataLoader(packed, shuffle=True, collate_fn=default_data_collator)
+    )
+    return {
+        "rows": len(packed),
+        "row_tokens": tokens,
+        "open_seconds": opened - start,
+        "pack_seconds": done - opened,
+        "read_seconds": time.perf_counter() - done,
+    }
+
+
+# -- the runner ------------------------------------------------------------------------------------------
+
+
+class Items(Sequence[Question]):
+    """Numbered questions, each made when it is read: a list of them would be most of the memory."""
+
+    def __init__(self, count: int):
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, i: int) -> Question:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if not 0 <= i < self._count:
+            raise IndexError(i)
+        return Question.model_construct(id=str(i), question=f"question {i}", answers=["answer"])
+
+
+async def answer(item: Question) -> Outcome:
+    return Outcome([item], {"engine_calls": 1})
+
+
+def runner(items: int, kills: int, rng: random.Random, folder: Path) -> dict[str, Any]:
+    """Run ``items`` small items through the runner."""
+    whole = in_process(partial(process_items, items, folder / "items"))
+    moments = moments_of(kills, whole["seconds"], rng)
+    killed = until_done(partial(process_items, items, folder / "killed-items"), moments)
+    return {
+        "items": items,
+        "bytes": (folder / "items/out.jsonl").stat().st_size,
+        "same_bytes": digest(folder / "items") == digest(folder / "killed-items"),
+        "whole": whole,
+        "killed": killed,
+    }
+
+
+def process_items(items: int, folder: Path) -> dict[str, Any]:
+    summary = asyncio.run(run(Items(items), answer, folder / "out.jsonl", {}, label="items"))
+    assert summary.records == items
+    return {}
+
+
+# -- processes -------------------------------------------------------------------------------------------
+
+
+def in_process(work: Work, kill_after: float | None = None) -> dict[str, Any]:
+    """Do ``work`` in a new process, and return its result with seconds and peak memory.
+
+    The process is killed ``kill_after`` seconds after its imports, unless it has finished; the result is then {}.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_report, args=(theirs, work))
+    process.start()
+    theirs.close()
+    try:
+        ours.recv()
+        if ours.poll(kill_after):
+            return ours.recv()
+        process.kill()
+        return {}
+    finally:
+        process.join()
+
+
+def _report(connection: Connection, work: Work) -> None:
+    before = own_memory()
+    connection.send("begun")
+    with Peak() as peak:
+        start = time.perf_counter()
+        result = work()
+        seconds = time.perf_counter() - start
+    connection.send(result | {"seconds": seconds, "peak_bytes": peak.bytes, "start_bytes": before})
+
+
+class Peak:
+    """The peak memory of this process within a ``with`` block, as ``bytes``."""
+
+    def __enter__(self) -> Peak:
+        self.bytes = own_memory()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.02):
+            self.bytes = max(self.bytes, own_memory())
+
+
+def own_memory() -> int:
+    """Return the resident memory of this process without the pages of mapped files."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) * 1024
+
+
+def moments_of(kills: int, seconds: float, rng: random.Random) -> list[float]:
+    """Return how long each of the killed processes lives: random, together about as long as the undisturbed run."""
+    return [rng.uniform(0, 2 * seconds / (kills + 1)) for _ in range(kills)]
+
+
+def until_done(work: Work, moments: Sequence[float]) -> dict[str, Any]:
+    """Do ``work``, killed at each of ``moments``, then undisturbed; return the last result and all seconds."""
+    killed, start = 0, time.perf_counter()
+    for moment in moments:
+        if in_process(work, moment):
+            break
+        killed += 1
+    last = in_process(work)
+    return {"kills": killed, "seconds": time.perf_counter() - start, "peak_bytes": last["peak_bytes"]}
+
+
+def digest(folder: Path) -> str:
+    """Return a hash of the names and contents of all files in ``folder``, without locks."""
+    whole = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != "lock":
+            whole.update(str(path.relative_to(folder)).encode())
+            with path.open("rb") as file:
+                whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()
+
+
+if __name__ == "__main__":
+    main()
