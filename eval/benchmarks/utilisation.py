@@ -82,7 +82,7 @@ def _step_seconds(shape: dict[str, int], *, adapters: bool) -> float:
     with args.device:
         config: Any = Qwen2Config.from_dict(shape)
         model: Any = AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16, attn_implementation=attention_for_trees()
+            config, dtype=torch.bfloat16, attn_implementation=attention_for_trees(config)
         )
     if adapters:
         from peft import LoraConfig, get_peft_model

@@ -65,8 +65,9 @@ def sweep(
 ) -> None:
     """Search over recipe keys: `wandb sweep` and `wandb agent` with the same file, but without an account.
 
-    Trials are ranked by the last logged value of train/loss, or in stage dpo also of train/rewards/accuracies or
-    train/rewards/margins. If a sweep is killed, the same command continues it.
+    If the recipe has eval_data, trials are ranked by eval/loss or eval/accuracy, on held-out examples; otherwise by
+    the last logged value of train/loss, or in stage dpo also of train/rewards/accuracies or train/rewards/margins.
+    If a sweep is killed, the same command continues it.
     """
     from rag_train.sweeps.file import load_sweep
     from rag_train.sweeps.page import trials_table

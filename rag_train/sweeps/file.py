@@ -26,8 +26,12 @@ try:
 except ImportError as error:
     raise not_installed(error, "sweep") from error
 
-METRICS = {"sft": ["loss"], "dpo": ["rewards/accuracies", "rewards/margins", "loss"]}
-"""Metrics of each stage, by their names in ``training.json``; W&B adds the prefix train/."""
+METRICS = {
+    "sft": ["train/loss"],
+    "dpo": ["train/rewards/accuracies", "train/rewards/margins", "train/loss"],
+    "held out": ["eval/loss", "eval/accuracy"],
+}
+"""Metrics of each stage, and of every recipe with ``eval_data``, by their names in W&B."""
 PLACEHOLDER = "${args_no_hyphens}"
 """Word of the command that is replaced by the parameters, as ``key=value``."""
 DISTRIBUTIONS = ("int_uniform", "uniform", "q_uniform", "log_uniform_values")
@@ -38,7 +42,8 @@ class Metric:
     """The metric by which trials are ranked."""
 
     name: str
-    """train/loss, train/rewards/margins or train/rewards/accuracies."""
+    """eval/loss or eval/accuracy if the recipe has ``eval_data``; otherwise train/loss, train/rewards/margins or
+    train/rewards/accuracies."""
     goal: Literal["minimize", "maximize"] = "minimize"
     """Direction of improvement."""
 
@@ -50,7 +55,7 @@ class SweepFile:
     method: Literal["grid", "random", "bayes"]
     """grid: all combinations. random: random points. bayes: points chosen from the results so far."""
     metric: Metric
-    """Metric by which trials are ranked; its last logged value counts."""
+    """Metric by which trials are ranked. Its last value counts, or of eval/ that of the weights that are kept."""
     parameters: dict[str, dict[str, Any]]
     """Recipe keys (dotted), each with value, with values, or with min and max and a distribution."""
     command: list[str]
@@ -82,7 +87,7 @@ class Sweep:
     @property
     def metric(self) -> str:
         """Name of the metric in training.json."""
-        return self.file.metric.name.removeprefix("train/")
+        return self.file.metric.name.removeprefix("train/").replace("eval/", "eval_")
 
     @property
     def maximize(self) -> bool:
@@ -98,16 +103,20 @@ class Sweep:
 def load_sweep(path: Path) -> Sweep:
     """Read and check the sweep file at ``path``.
 
-    Raises UserError for an unknown key, a metric that the stage does not log, a parameter that is not a recipe key,
-    or a value that the recipe does not accept.
+    Raises UserError for an unknown key, a metric that the stage does not log, a metric of training although the
+    recipe has ``eval_data``, a parameter that is not a recipe key, or a value that the recipe does not accept.
     """
     file = load_recipe(SweepFile, path)
     recipe_path, fixed = _recipe_of(path, file.command)
     recipe = load_recipe(TrainRecipe, recipe_path, fixed)
-    metric = file.metric.name.removeprefix("train/")
-    if metric not in METRICS[recipe.stage]:
-        known = ", ".join(f"train/{name}" for name in METRICS[recipe.stage])
-        raise UserError(f"{path}: metric {file.metric.name}: not logged in stage {recipe.stage}; give {known}")
+    metric, known = file.metric.name, METRICS["held out" if recipe.eval_data else recipe.stage]
+    if metric not in known:
+        reason = f"not logged in stage {recipe.stage}"
+        if recipe.eval_data:
+            reason = "the recipe has eval_data, by which trials are ranked"
+        elif metric in METRICS["held out"]:
+            reason += " without eval_data"
+        raise UserError(f"{path}: metric {metric}: {reason}; give {', '.join(known)}")
     if not file.parameters:
         raise UserError(f"{path}: parameters: empty; add recipe keys with their values")
     space = {}

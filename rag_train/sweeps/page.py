@@ -35,9 +35,10 @@ def trials_table(sweep: Sweep, trials: list[Trial]) -> Table:
         ]
         for trial in [*ranked, *(trial for trial in trials if trial.value is None)]
     ]
+    which = "on held-out examples, of the weights kept" if sweep.recipe.eval_data else "the value last logged"
     return Table(
         title=f"{sweep.path.stem}: {len(ranked)} of {len(trials)} trials finished",
-        caption=f"By {sweep.metric}, the value last logged; {'higher' if sweep.maximize else 'lower'} is better.",
+        caption=f"By {sweep.metric}, {which}; {'higher' if sweep.maximize else 'lower'} is better.",
         columns=["trial", *sweep.space, sweep.metric, "seconds", "outcome"],
         rows=rows,
         notes=[f"Trial {trial.number}: {trial.error}" for trial in trials if trial.error],

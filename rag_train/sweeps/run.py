@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 
@@ -153,11 +153,18 @@ async def _train(study: Study, trial: Trial, device: str | None, workers: int, l
     trial = replace(trial, seconds=time.perf_counter() - start)
     if code:
         return replace(trial, state="failed", error=_last_error(directory / "trial.log", code))
-    losses = json.loads((directory / "training.json").read_text())["losses"]
-    values = [entry[study.sweep.metric] for entry in losses if study.sweep.metric in entry]
-    if not values:
+    value = _value(json.loads((directory / "training.json").read_text()), study.sweep.metric)
+    if value is None:
         return replace(trial, state="failed", error=f"{study.sweep.metric} was never logged; lower logging_steps")
-    return replace(trial, state="finished", value=values[-1])
+    return replace(trial, state="finished", value=value)
+
+
+def _value(result: dict[str, Any], metric: str) -> float | None:
+    """Return the last value of a metric of training, or the value on held-out examples of the weights that were
+    kept."""
+    kept = [entry for entry in result["validation"] if entry["step"] == result["kept_step"]]
+    entries = kept if metric.startswith("eval_") else result["losses"]
+    return next((entry[metric] for entry in reversed(entries) if metric in entry), None)
 
 
 def _environment(device: str | None, workers: int) -> dict[str, str]:

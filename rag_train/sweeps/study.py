@@ -29,7 +29,7 @@ class Trial:
     parameters: dict[str, Any]
     state: Literal["running", "finished", "failed"] = "running"
     value: float | None = None
-    """Last logged value of the metric."""
+    """Value of the metric, as `SweepFile.metric` says."""
     error: str | None = None
     """Reason of the failure, one line."""
     seconds: float = 0.0

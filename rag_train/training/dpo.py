@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
+import torch
 from accelerate import PartialState
 from datasets import Dataset, load_from_disk
 from transformers import PreTrainedTokenizerBase
 from trl import DPOConfig, DPOTrainer
 
-from rag_train.training.failures import FiniteLossTrainer
-from rag_train.training.recipe import TrainRecipe
+from rag_train.training.masking import IGNORE
+from rag_train.training.recipe import DPORecipe, TrainRecipe
 from rag_train.training.setup import lora_config, trainer_arguments
+from rag_train.training.tree_dpo import held_out_pairs
+from rag_train.training.validation import HeldOutTrainer
 
 
-class CalibrationTrainer(FiniteLossTrainer, DPOTrainer):
+class CalibrationTrainer(HeldOutTrainer, DPOTrainer):
     """TRL's DPOTrainer over rows of ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``.
 
     With ``loss: sigmoid``, the loss of a pair at state s_i and subquery q_i is
@@ -32,15 +36,32 @@ class CalibrationTrainer(FiniteLossTrainer, DPOTrainer):
     loss.
     """
 
+    def __init__(self, settings: DPORecipe, **arguments: Any):
+        self._settings = settings
+        super().__init__(**arguments)
+
+    def held_out(self, model, inputs):
+        mask = inputs["completion_mask"]
+        labels = inputs["input_ids"].masked_fill(mask == 0, IGNORE)
+        more = {"attention_mask": inputs["attention_mask"], "use_cache": False, "fused_lm_head": True}
+        logprobs = model(input_ids=inputs["input_ids"], labels=labels, **more).log_probs.sum(1)
+        reference = torch.cat([inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]])
+        pairs = (values.view(2, -1).T for values in (logprobs, reference, mask.sum(1)))
+        return held_out_pairs(self._settings, *pairs)
+
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
         """Keep the rows. TRL would tokenise again and add an end-of-text token, but the text continues there."""
         return dataset
 
 
 def dpo_trainer(
-    recipe: TrainRecipe, rows: Dataset, tokenizer: PreTrainedTokenizerBase, checkpoints: Path
+    recipe: TrainRecipe,
+    rows: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    checkpoints: Path,
+    held_out: Dataset | None = None,
 ) -> CalibrationTrainer:
-    """Return the trainer of Stage II, its model loaded, for rows of `dpo_rows`."""
+    """Return the trainer of Stage II, its model loaded, for rows of `dpo_rows`; it is evaluated on ``held_out``."""
     settings = recipe.dpo
     assert settings is not None
     # Under FSDP, TRL 1.16 computes the reference before the first process has sent the others their weights.
@@ -60,17 +81,23 @@ def dpo_trainer(
         loss_weights=list(losses.values()),
         precompute_ref_log_probs=True,
     )
-    # On disk, because the first process passes the reference log-probabilities to the others next to this dataset.
-    pairs = checkpoints / "pairs"
-    if PartialState().is_main_process:
-        rows.save_to_disk(pairs)
-    PartialState().wait_for_everyone()
-    dataset = load_from_disk(pairs)
-    assert isinstance(dataset, Dataset)
     return CalibrationTrainer(
+        settings,
         model=recipe.model,
         args=arguments,
-        train_dataset=dataset,
+        train_dataset=_on_disk(rows, checkpoints / "pairs"),
+        eval_dataset=_on_disk(held_out, checkpoints / "held_out_pairs") if held_out else None,
         processing_class=tokenizer,
         peft_config=lora_config(recipe),
     )
+
+
+def _on_disk(rows: Dataset, path: Path) -> Dataset:
+    """Return the rows as a dataset on disk, next to which the first process passes the reference log-probabilities
+    to the others."""
+    if PartialState().is_main_process:
+        rows.save_to_disk(path)
+    PartialState().wait_for_everyone()
+    dataset = load_from_disk(path)
+    assert isinstance(dataset, Dataset)
+    return dataset

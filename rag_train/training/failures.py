@@ -72,8 +72,9 @@ def explain_failures(recipe: TrainRecipe) -> Iterator[None]:
 
 
 def _no_memory(recipe: TrainRecipe) -> str:
+    more = " (and more gradient_accumulation)"
     remedies = [
-        (recipe.batch_size > 1, "a smaller batch_size (and more gradient_accumulation)"),
+        (recipe.batch_size > 1, f"a smaller batch_size{'' if recipe.global_batch else more}"),
         (True, "a smaller sft.pack_tokens" if recipe.pack_tokens else "a smaller max_tokens"),
         (not recipe.gradient_checkpointing, "gradient_checkpointing=true"),
         (recipe.precision == "fp32", "precision=bf16"),

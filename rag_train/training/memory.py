@@ -126,8 +126,11 @@ def architecture(model: str) -> Architecture:
 
 
 def current_sharding() -> Sharding:
-    """Return the sharding that the launcher configured, from the environment."""
-    processes = PartialState().num_processes
+    """Return the sharding that the launcher configured, from the environment.
+
+    On CPUs, PartialState knows the number of processes only when TrainingArguments exist.
+    """
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         plugin = DeepSpeedPlugin()
         return Sharding(
@@ -236,6 +239,7 @@ def check_memory(recipe: TrainRecipe, rows: Dataset, report: DataReport) -> str:
         sharding = replace(sharding, offload_optimizer=False, offload_weights=False)
 
     def need(candidate: TrainRecipe) -> float:
+        candidate = candidate.on(sharding.processes)
         return estimate(candidate, model, sharding, *largest_pass(candidate, rows, report)).total
 
     needed = need(recipe)
@@ -248,9 +252,10 @@ def check_memory(recipe: TrainRecipe, rows: Dataset, report: DataReport) -> str:
             "check_memory=false skips this check"
         )
     trained, share = model.trained(recipe.lora), report.trained_tokens / report.tokens
+    steps = _steps(recipe.on(sharding.processes), rows, report, sharding.processes)
     return (
         f"model {_short(model.parameters)}, trained {_short(trained)}, about {_gib(needed)} per device of "
-        f"{_gib(available)}; {_steps(recipe, rows, report, sharding.processes)}, {_short(report.tokens)} tokens "
+        f"{_gib(available)}; {steps}, {_short(report.tokens)} tokens "
         f"per epoch, {share:.0%} of them trained"
     )
 
@@ -258,7 +263,9 @@ def check_memory(recipe: TrainRecipe, rows: Dataset, report: DataReport) -> str:
 def _remedies(recipe: TrainRecipe) -> list[tuple[str, TrainRecipe]]:
     """List changes of the recipe that save memory: each alone, the smallest change first, then more and more
     together."""
-    small = {"batch_size": 1, "gradient_accumulation": recipe.batch_size * recipe.gradient_accumulation}
+    small = {"batch_size": 1}
+    if recipe.global_batch is None:
+        small["gradient_accumulation"] = recipe.batch_size * recipe.gradient_accumulation
     changes: list[tuple[str, dict[str, Any]]] = []
     if not recipe.gradient_checkpointing:
         changes.append(("gradient_checkpointing=true", {"gradient_checkpointing": True}))

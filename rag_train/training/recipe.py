@@ -76,6 +76,16 @@ class TrainRecipe:
     """Model to start from: a checkpoint directory or a Hub name. In stage dpo it is the reference model, too."""
     data: FilePath
     """JSON Lines file: SFTRecord for stage sft, PreferencePair for stage dpo."""
+    eval_data: FilePath | None = None
+    """Held-out records of the same type, on questions that are not in data: loss and accuracy on them are measured
+    every eval_steps and at the end. null: no validation."""
+    eval_steps: Count = 100
+    """Optimizer steps between evaluations on eval_data."""
+    keep: Literal["last", "best"] = "last"
+    """Weights that are kept: those of the last step, or those of the best evaluation, by loss in stage sft and by
+    accuracy in stage dpo. best also writes a checkpoint at every evaluation that is the best so far."""
+    patience: Count | None = None
+    """Stop after this many evaluations in a row that are no better than the best before. null: train to the end."""
     output_dir: str
     """Directory for the trained model. Checkpoints are kept in its folder checkpoints/ until the run has
     finished."""
@@ -98,13 +108,21 @@ class TrainRecipe:
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of the steps in which the learning rate rises from 0."""
     batch_size: Count = 1
-    """Examples per device and forward pass."""
+    """Examples per device and forward pass; at most as many with global_batch."""
+    global_batch: Count | None = None
+    """Examples per optimizer step over all devices (packed rows with sft.pack_tokens). gradient_accumulation
+    follows from it, so that the same recipe takes the same steps on any number of devices that divides it. null:
+    batch_size times gradient_accumulation times the number of devices."""
     gradient_accumulation: Count = 1
-    """Forward passes per optimizer step."""
+    """Forward passes per optimizer step; an error with global_batch."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """bf16: mixed precision; the weights stay in fp32 unless adapters or DeepSpeed are used."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: needs less memory and is about 20% slower."""
+    attention: Literal["auto", "flex", "sliced", "sdpa"] = "auto"
+    """Attention over packed rows and trees. flex: PyTorch's FlexAttention, on GPUs. sliced: plain matrix products
+    over the ancestors of 128 tokens at a time. sdpa: PyTorch's fused kernel with a mask of all pairs of tokens.
+    auto: on a GPU flex, tried on a small tree first, or else sdpa, with a line that says why; on a CPU sliced."""
     lora: LoraRecipe | None = None
     """Train adapters. null: train all parameters."""
     quantize: Literal["none", "4bit"] = "none"
@@ -129,9 +147,17 @@ class TrainRecipe:
             raise UserError(f"{other}: stage is {section}; remove the section {other} or set stage: {other}")
         if getattr(self, section) is None:
             object.__setattr__(self, section, SFTRecipe() if section == "sft" else DPORecipe())
+        for key, given in (("keep", self.keep == "best"), ("patience", self.patience is not None)):
+            if given and self.eval_data is None:
+                raise UserError(f"{key}={getattr(self, key)}: needs held-out examples; set eval_data=FILE as well")
         if self.pack_tokens and self.batch_size > 1:
             raise UserError(
                 f"batch_size={self.batch_size}: with sft.pack_tokens, each packed row is a batch; set batch_size=1"
+            )
+        if self.global_batch and self.gradient_accumulation > 1:
+            raise UserError(
+                f"gradient_accumulation={self.gradient_accumulation}: follows from "
+                f"global_batch={self.global_batch}; remove it, or set global_batch=null"
             )
         if self.dpo and self.dpo.label_smoothing and self.dpo.loss != "sigmoid":
             raise UserError(
@@ -141,10 +167,37 @@ class TrainRecipe:
         if self.quantize != "none" and self.lora is None:
             raise UserError(f"quantize={self.quantize}: quantised weights cannot be trained; set lora.r=16 as well")
 
+    def on(self, processes: int) -> TrainRecipe:
+        """Return the recipe with ``batch_size`` and ``gradient_accumulation`` in place of ``global_batch``.
+
+        Raises UserError if ``global_batch`` cannot be divided among the processes in equal batches.
+        """
+        if self.global_batch is None:
+            return self
+        each, rest = divmod(self.global_batch, processes)
+        if rest or not each:
+            raise UserError(
+                f"global_batch={self.global_batch}: not a multiple of the number of processes, {processes}; set "
+                f"global_batch={processes * (each + 1)}"
+            )
+        size = min(self.batch_size, each)
+        if each % size:
+            fitting = max(number for number in range(1, size) if each % number == 0)
+            raise UserError(
+                f"global_batch={self.global_batch}: batch_size={size} does not divide the {each} examples of each "
+                f"process; set batch_size={fitting}"
+            )
+        return replace(self, global_batch=None, batch_size=size, gradient_accumulation=each // size)
+
     @property
     def pack_tokens(self) -> int | None:
         """Tokens of a packed row; None for padded batches and in stage dpo."""
         return self.sft.pack_tokens if self.sft else None
+
+    @property
+    def criterion(self) -> str:
+        """Metric of the evaluations by which the best one is found."""
+        return "eval_loss" if self.stage == "sft" else "eval_accuracy"
 
     @property
     def trees(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 RESULT = "training.json"
 """Name of the result file; it is written last, so its existence marks a finished run."""
@@ -32,6 +32,10 @@ class TrainResult:
     """SHA-256 of the starting model's weights; None for a Hub name."""
     code_version: str
     machine: dict[str, str]
+    validation: list[dict[str, float]] = field(default_factory=list)
+    """Step, loss and accuracy of each evaluation on ``eval_data``."""
+    kept_step: int | None = None
+    """Step whose weights were kept; None in files of earlier versions, which kept those of the last step."""
     already_finished: bool = False
     """Whether the run had finished before, so that nothing was done."""
 
@@ -41,6 +45,9 @@ def summary_line(result: TrainResult) -> str:
     if result.already_finished:
         return f"{result.output_dir}: finished already ({result.steps} steps); nothing to do"
     loss = f", loss {result.losses[-1]['loss']:.4f}" if result.losses else ""
+    for kept in (entry for entry in result.validation if entry["step"] == result.kept_step):
+        loss += f", on eval_data {kept['eval_loss']:.4f} with accuracy {kept['eval_accuracy']:.1%}"
+        loss += f" at step {result.kept_step}, which is kept"
     dropped = result.data["too_long"] + result.data["untrained"]
     return (
         f"{result.output_dir}: {result.steps} steps on {result.data['examples']} examples{loss}, "

@@ -66,19 +66,23 @@ def _run(recipe: TrainRecipe, identity: dict[str, Any], output_dir: Path, checkp
 
     from rag_train.training.card import write_card
     from rag_train.training.checkpoints import MarkComplete, newest_complete, remove_torn, step_of
-    from rag_train.training.memory import check_memory
+    from rag_train.training.memory import check_memory, current_sharding
     from rag_train.training.tracking import tracked
+    from rag_train.training.validation import Validation
 
+    settled = recipe.on(current_sharding().processes)
     tokenizer, rows, report = _load_data(recipe)
+    held_out = _held_out(recipe, tokenizer)
     line = check_memory(recipe, rows, report)
     if PartialState().is_main_process:
         console.print(line, soft_wrap=True)
-    trainer = build_trainer(recipe, rows, tokenizer, checkpoints)
+    trainer = build_trainer(settled, rows, tokenizer, checkpoints, held_out)
     if PartialState().is_main_process:
         save_recipe(recipe, output_dir / "recipe.yaml")
         _write_json(output_dir / IDENTITY, identity)
         remove_torn(checkpoints)
     trainer.add_callback(MarkComplete())
+    trainer.add_callback(Validation(recipe))
     checkpoint = newest_complete(checkpoints)
     resumed_from = step_of(checkpoint) if checkpoint else 0
     start = time.perf_counter()
@@ -91,6 +95,8 @@ def _run(recipe: TrainRecipe, identity: dict[str, Any], output_dir: Path, checkp
         output_dir=recipe.output_dir,
         steps=trainer.state.global_step,
         losses=_losses(trainer.state.log_history),
+        validation=_validation(trainer.state.log_history),
+        kept_step=_kept_step(trainer, recipe),
         tokens_seen=int(trainer.state.num_input_tokens_seen),
         trained_share=report.trained_tokens / report.tokens,
         data=asdict(report),
@@ -116,9 +122,11 @@ def _identity(recipe: TrainRecipe) -> dict[str, Any]:
     """Return the keys of the recipe that affect the model, and the hashes of the inputs."""
     ignored = ("output_dir", "report_to", "logging_steps", "check_memory")
     settings = {key: value for key, value in asdict(recipe).items() if key not in ignored}
+    paths = {key: str(value) for key, value in settings.items() if isinstance(value, Path)}
     return {
-        "recipe": settings | {"data": str(recipe.data)},
+        "recipe": settings | paths,
         "data_sha256": _sha256(recipe.data),
+        "eval_data_sha256": recipe.eval_data and _sha256(recipe.eval_data),
         "model_sha256": weights_sha256(recipe.model),
     }
 
@@ -147,7 +155,9 @@ def _require_same_run(output_dir: Path, identity: dict[str, Any]) -> None:
         )
     defaults = {field.name: field.default for field in fields(TrainRecipe) if field.name in identity["recipe"]}
     differing = list(_differences(defaults | before.pop("recipe"), identity["recipe"]))
-    differing += [f"the contents of {name.partition('_')[0]}" for name in before if before[name] != identity[name]]
+    differing += [
+        f"the contents of {name.removesuffix('_sha256')}" for name in before if before[name] != identity[name]
+    ]
     if differing:
         raise UserError(
             f"output_dir {output_dir}: holds a run that differs in {', '.join(differing)}; "
@@ -205,7 +215,6 @@ def _load_data(recipe: TrainRecipe):
     from transformers import AutoConfig
 
     from rag_train.llm.checkpoint import check_checkpoint, load_tokenizer
-    from rag_train.training.data import dpo_rows, sft_rows
     from rag_train.training.rows import largest_token
 
     check_checkpoint(recipe.model)
@@ -220,9 +229,7 @@ def _load_data(recipe: TrainRecipe):
     ):
         if not valid:
             raise UserError(f"model {recipe.model}: the tokenizer {problem}")
-    chat = bool(tokenizer.chat_template) if recipe.chat == "auto" else recipe.chat
-    read = sft_rows if recipe.stage == "sft" else dpo_rows
-    rows, report = read(recipe.data, tokenizer, max_tokens=recipe.max_tokens, chat=chat, balance=recipe.balance)
+    rows, report = _read(recipe, recipe.data, tokenizer, balance=recipe.balance)
     largest = largest_token(rows)
     vocabulary = AutoConfig.from_pretrained(recipe.model).get_text_config().vocab_size
     if largest >= vocabulary:
@@ -233,8 +240,28 @@ def _load_data(recipe: TrainRecipe):
     return tokenizer, rows, report
 
 
-def build_trainer(recipe: TrainRecipe, rows: Any, tokenizer: Any, checkpoints: Path):
-    """Return the trainer of the recipe's stage and layout, its model loaded.
+def _read(recipe: TrainRecipe, path: Path, tokenizer: Any, *, balance: bool = False):
+    """Return the rows of token ids in ``path`` and their `DataReport`."""
+    from rag_train.training.data import dpo_rows, sft_rows
+
+    chat = bool(tokenizer.chat_template) if recipe.chat == "auto" else recipe.chat
+    read = sft_rows if recipe.stage == "sft" else dpo_rows
+    return read(path, tokenizer, max_tokens=recipe.max_tokens, chat=chat, balance=balance)
+
+
+def _held_out(recipe: TrainRecipe, tokenizer: Any) -> Any:
+    """Return the rows of ``eval_data``, or None if the recipe has none."""
+    from rag_train.training.validation import require_disjoint
+
+    if recipe.eval_data is None:
+        return None
+    rows, _ = _read(recipe, recipe.eval_data, tokenizer)
+    require_disjoint(recipe.data, recipe.eval_data)
+    return rows
+
+
+def build_trainer(recipe: TrainRecipe, rows: Any, tokenizer: Any, checkpoints: Path, held_out: Any = None):
+    """Return the trainer of the recipe's stage and layout, its model loaded; it is evaluated on ``held_out``.
 
     Raises UserError if TRL, PEFT or the Hub refuse a setting.
     """
@@ -244,15 +271,15 @@ def build_trainer(recipe: TrainRecipe, rows: Any, tokenizer: Any, checkpoints: P
         if recipe.stage == "sft":
             from rag_train.training.sft import sft_trainer
 
-            trainer = sft_trainer(recipe, rows, tokenizer, checkpoints)
+            trainer = sft_trainer(recipe, rows, tokenizer, checkpoints, held_out)
         elif recipe.trees:
             from rag_train.training.tree_dpo import tree_trainer
 
-            trainer = tree_trainer(recipe, rows, tokenizer, checkpoints)
+            trainer = tree_trainer(recipe, rows, tokenizer, checkpoints, held_out)
         else:
             from rag_train.training.dpo import dpo_trainer
 
-            trainer = dpo_trainer(recipe, rows, tokenizer, checkpoints)
+            trainer = dpo_trainer(recipe, rows, tokenizer, checkpoints, held_out)
     except (OSError, ImportError, ValueError) as error:
         raise UserError(f"model {recipe.model}: {str(error).splitlines()[0]}") from error
     trainer.remove_callback(PrinterCallback)
@@ -265,6 +292,10 @@ def _save_model(trainer, recipe: TrainRecipe, tokenizer, checkpoints: Path) -> P
     trainer.save_model(str(final))
     if not trainer.is_world_process_zero():
         return final
+    if recipe.keep == "best":
+        kept = checkpoints / f"checkpoint-{_kept_step(trainer, recipe)}"
+        for file in final.iterdir():  # a checkpoint has the same files, and those that training continues from
+            shutil.copyfile(kept / file.name, file)
     if recipe.lora is not None and recipe.lora.merge:  # only the adapters have been saved so far
         from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
@@ -276,6 +307,16 @@ def _save_model(trainer, recipe: TrainRecipe, tokenizer, checkpoints: Path) -> P
         tokenizer.save_pretrained(final)
     (final / "training_args.bin").unlink(missing_ok=True)
     return final
+
+
+def _kept_step(trainer, recipe: TrainRecipe) -> int:
+    """Return the step whose weights are the result."""
+    return trainer.state.best_global_step if recipe.keep == "best" else trainer.state.global_step
+
+
+def _validation(history: list[dict[str, float]]) -> list[dict[str, float]]:
+    names = ("step", "eval_loss", "eval_accuracy")
+    return [{name: entry[name] for name in names} for entry in history if "eval_loss" in entry]
 
 
 def _losses(history: list[dict[str, float]]) -> list[dict[str, float]]:

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
-from transformers import AutoModelForCausalLM, TrainingArguments, set_seed
+from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments, set_seed
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils import is_liger_kernel_available
 
 from rag_train.training.recipe import TrainRecipe
 from rag_train.training.tree import attention_for_trees
+from rag_train.training.validation import validation_arguments
 
 
 def trainer_arguments(recipe: TrainRecipe, checkpoints: Path) -> dict[str, Any]:
@@ -59,6 +60,7 @@ def trainer_arguments(recipe: TrainRecipe, checkpoints: Path) -> dict[str, Any]:
         "report_to": "none",  # `tracked` adds the service that the recipe names
         "disable_tqdm": True,
         "dataloader_pin_memory": torch.cuda.is_available(),
+        **validation_arguments(recipe),
     }
 
 
@@ -94,9 +96,9 @@ def load_model(recipe: TrainRecipe, **init: Any) -> torch.nn.Module:
 
 def _keep_input_type(model: torch.nn.Module) -> None:
     """Let autocast choose the type of the adapters' inputs, which PEFT would convert to fp32 before it."""
-    for module in model.modules():
-        if isinstance(module, BaseTunerLayer):
-            module.cast_input_dtype_enabled = False
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer.cast_input_dtype_enabled = False
 
 
 def tree_parts(recipe: TrainRecipe, checkpoints: Path) -> tuple[TrainingArguments, torch.nn.Module]:
@@ -111,6 +113,7 @@ def tree_parts(recipe: TrainRecipe, checkpoints: Path) -> tuple[TrainingArgument
         init = arguments.pop(name)
     arguments |= {
         "per_device_train_batch_size": 1,
+        "per_device_eval_batch_size": 1,
         "include_num_input_tokens_seen": "all",
         "remove_unused_columns": False,
         "label_names": [],
@@ -118,4 +121,5 @@ def tree_parts(recipe: TrainRecipe, checkpoints: Path) -> tuple[TrainingArgument
         "liger_kernel_config": {"fused_linear_cross_entropy": False},
     }
     args = TrainingArguments(**arguments)
-    return args, load_model(recipe, **init, attn_implementation=attention_for_trees())
+    attention = attention_for_trees(AutoConfig.from_pretrained(recipe.model), recipe.attention)
+    return args, load_model(recipe, **init, attn_implementation=attention)

@@ -7,20 +7,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, Trainer, default_data_collator
 from trl import SFTConfig, SFTTrainer
 
-from rag_train.training.failures import FiniteLossTrainer
 from rag_train.training.masking import IGNORE
 from rag_train.training.packing import pack
 from rag_train.training.recipe import TrainRecipe
 from rag_train.training.rows import LazyRows, Row, Rows, token_column
 from rag_train.training.setup import lora_config, trainer_arguments, tree_parts
-from rag_train.training.tree import lay_out, path_logprobs
+from rag_train.training.tree import lay_out, path_logits, path_logprobs
+from rag_train.training.validation import HeldOutTrainer
 
 
-class ImitationTrainer(FiniteLossTrainer, SFTTrainer):
+class ImitationTrainer(HeldOutTrainer, SFTTrainer):
     """TRL's SFTTrainer over rows of ``input_ids`` and ``labels``, padded to the longest row of a batch.
 
     The loss of a trajectory of n steps is
@@ -33,8 +35,13 @@ class ImitationTrainer(FiniteLossTrainer, SFTTrainer):
     weight for any batch size per device and any gradient accumulation.
     """
 
+    def held_out(self, model, inputs):
+        outputs = model(**inputs, use_cache=False, fused_lm_head=True)
+        columns = (-outputs.log_probs, outputs.is_top1, outputs.label_mask)
+        return torch.stack([column.double().sum(1) for column in columns], 1)
 
-class PackedTrainer(FiniteLossTrainer):
+
+class PackedTrainer(HeldOutTrainer):
     """The loss of `ImitationTrainer` over rows of `packed_rows`, one row per forward pass.
 
     Every distinct prefix of a row is computed once, and no token attends to a token of another example.
@@ -52,6 +59,12 @@ class PackedTrainer(FiniteLossTrainer):
         # Gradients are averaged over the processes, so the mean is multiplied by their number.
         loss = -logprobs.sum() / num_items_in_batch * self.accelerator.num_processes
         return (loss, logprobs) if return_outputs else loss
+
+    def held_out(self, model, inputs):
+        names = ("input_ids", "positions", "last", "at")
+        logits, labels = path_logits(model, *(inputs[name][0] for name in names)), inputs["labels"][0]
+        loss = F.cross_entropy(logits.float(), labels, reduction="sum")
+        return torch.stack([loss, (logits.argmax(-1) == labels).float().sum(), loss.new_tensor(len(labels))])[None]
 
 
 def packed_rows(rows: Rows, budget: int, seed: int) -> LazyRows:
@@ -83,17 +96,27 @@ def _packed_row(rows: Rows, members: Sequence[Sequence[int]], number: int) -> Ro
 
 
 def sft_trainer(
-    recipe: TrainRecipe, rows: Dataset, tokenizer: PreTrainedTokenizerBase, checkpoints: Path
+    recipe: TrainRecipe,
+    rows: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    checkpoints: Path,
+    held_out: Dataset | None = None,
 ) -> Trainer:
-    """Return the trainer of Stage I, its model loaded, for rows of `sft_rows`."""
-    if recipe.pack_tokens:
+    """Return the trainer of Stage I, its model loaded, for rows of `sft_rows`; it is evaluated on ``held_out``."""
+    if budget := recipe.pack_tokens:
         args, model = tree_parts(recipe, checkpoints)
-        packed = packed_rows(rows, recipe.pack_tokens, recipe.seed)
-        return PackedTrainer(model=model, args=args, train_dataset=packed, processing_class=tokenizer)
+        return PackedTrainer(
+            model=model,
+            args=args,
+            train_dataset=packed_rows(rows, budget, recipe.seed),
+            eval_dataset=packed_rows(held_out, budget, recipe.seed) if held_out else None,
+            processing_class=tokenizer,
+        )
     return ImitationTrainer(
         model=recipe.model,
         args=SFTConfig(**trainer_arguments(recipe, checkpoints), dataset_kwargs={"skip_prepare_dataset": True}),
         train_dataset=rows,
+        eval_dataset=held_out,
         processing_class=tokenizer,
         peft_config=lora_config(recipe),
     )

@@ -12,21 +12,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from accelerate import PartialState
 from accelerate.utils import extract_model_from_parallel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PretrainedConfig
+from transformers.integrations.flex_attention import flex_attention_forward
 
 from rag_train.errors import UserError
+from rag_train.progress import console
 
 SLICED = "tree_slices"
 """Name of `sliced_attention` in transformers."""
 SLICE = 128
-"""Tokens of a slice in `sliced_attention`. Rows are padded to a multiple of it, because new shapes cost memory and
-compiled kernels."""
+"""Tokens of a slice in `sliced_attention`, and of a block in FlexAttention."""
+IMPLEMENTATIONS = {"flex": "flex_attention", "sliced": SLICED, "sdpa": "sdpa"}
+"""Names in transformers of the values of the recipe's key ``attention``."""
+
+
+class Slice(NamedTuple):
+    """A slice of Q tokens: the indices of the K tokens that any of them attends to, a mask of shape (Q, K), and the
+    positions of both."""
+
+    keys: torch.Tensor
+    mask: torch.Tensor
+    query_positions: torch.Tensor
+    key_positions: torch.Tensor
+
+    def within(self, window: int | None) -> torch.Tensor:
+        """Return the mask with a sliding window of ``window`` positions."""
+        if window is None:
+            return self.mask
+        return self.mask & (self.query_positions[:, None] - self.key_positions < window)
 
 
 @dataclass(frozen=True)
@@ -76,31 +96,40 @@ def lay_out(sequences: Sequence[Sequence[int]]) -> Tree:
     )
 
 
-def attention_mask(last: torch.Tensor) -> torch.Tensor:
-    """Return the mask for ``scaled_dot_product_attention``: bool of shape (1, 1, T, T), True for attention."""
+def attention_mask(last: torch.Tensor, positions: torch.Tensor, window: int | None = None) -> torch.Tensor:
+    """Return the mask for ``scaled_dot_product_attention``: bool of shape (1, 1, T, T), True for attention.
+
+    With a sliding window, a token attends to itself and to the ``window`` - 1 nearest of its ancestors.
+    """
     index = torch.arange(len(last), device=last.device)
-    return ((index[None, :] <= index[:, None]) & (index[:, None] <= last[None, :]))[None, None]
+    mask = (index[None, :] <= index[:, None]) & (index[:, None] <= last[None, :])
+    if window is not None:
+        positions = positions.int()
+        mask &= positions[:, None] - positions[None, :] < window
+    return mask[None, None]
 
 
-def block_mask(last: torch.Tensor) -> BlockMask:
+def block_mask(last: torch.Tensor, positions: torch.Tensor, window: int | None = None) -> BlockMask:
     """Return the same mask for FlexAttention, which skips blocks of tokens that do not attend to each other."""
+    size = len(last)
+    reach = size if window is None else window
 
     def is_ancestor(batch, head, query, key):
         return (key <= query) & (query <= last[key])
 
-    size = len(last)
-    return create_block_mask(is_ancestor, None, None, size, size, device=last.device, _compile=last.is_cuda)
+    def is_near(batch, head, query, key):
+        return is_ancestor(batch, head, query, key) & (positions[query] - positions[key] < reach)
+
+    mask = is_ancestor if window is None else is_near
+    return create_block_mask(mask, None, None, size, size, device=last.device, _compile=last.is_cuda)
 
 
-def slices(last: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the same mask for `sliced_attention`, as (keys, mask) of each slice of ``SLICE`` tokens.
-
-    ``keys`` are the indices of the K tokens that any token of the slice attends to; ``mask`` is bool of shape
-    (``SLICE``, K). The last slice may be shorter.
+def slices(last: torch.Tensor, positions: torch.Tensor) -> list[Slice]:
+    """Return the same mask for `sliced_attention`, as slices of ``SLICE`` tokens; the last one may be shorter.
 
     A token before the slice is an ancestor of a token in the slice only if it is an ancestor of the slice's first
-    token. Therefore K is at most the depth of the first token plus ``SLICE``. Masked keys at the front round it up
-    to a multiple of ``SLICE``.
+    token. Therefore a slice has at most as many keys as the depth of its first token plus ``SLICE``. Masked keys at
+    the front round their number up to a multiple of ``SLICE``, so that few shapes occur.
     """
     index, out = torch.arange(len(last), device=last.device), []
     for first in range(0, len(last), SLICE):
@@ -110,7 +139,7 @@ def slices(last: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         keys = torch.cat([ancestors.new_zeros(padding), ancestors, queries])
         mask = (keys <= queries[:, None]) & (queries[:, None] <= last[keys])
         mask[:, :padding] = False
-        out.append((keys, mask))
+        out.append(Slice(keys, mask, positions[queries], positions[keys]))
     return out
 
 
@@ -121,30 +150,38 @@ def sliced_attention(
     value: torch.Tensor,
     attention_mask: None,
     *,
-    tree_slices: list[tuple[torch.Tensor, torch.Tensor]],
+    tree_slices: list[Slice],
     scaling: float | None = None,
     dropout: float = 0.0,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention for models of transformers without a GPU, with inputs of shape (1, heads, T, size).
+    """Attention for models of transformers by plain matrix products, with inputs of shape (1, heads, T, size).
 
     The cost of a row grows with the length of its sequences, not with T. Raises UserError if the model changes the
-    attention scores, which only FlexAttention supports.
+    attention scores in a way that only FlexAttention supports.
     """
-    if any(more.get(name) is not None for name in ("softcap", "s_aux", "position_bias")):
+    if any(more.get(name) is not None for name in ("s_aux", "position_bias")):
         raise UserError(
-            f"{type(module).__name__}: tree rows of this model need FlexAttention and a GPU; without a GPU, remove "
-            "sft.pack_tokens or set dpo.layout=pairs"
+            f"{type(module).__name__}: tree rows of this model need attention=flex and a GPU; without a GPU, "
+            "remove sft.pack_tokens or set dpo.layout=pairs"
         )
-    outputs = [
-        _attend(queries, key[:, :, keys], value[:, :, keys], mask, scaling or query.shape[-1] ** -0.5, dropout)
-        for queries, (keys, mask) in zip(query.split(SLICE, 2), tree_slices, strict=True)
-    ]
+    scale, outputs = scaling or query.shape[-1] ** -0.5, []
+    for queries, part in zip(query.split(SLICE, 2), tree_slices, strict=True):
+        near = key[:, :, part.keys], value[:, :, part.keys]
+        outputs.append(_attend(queries, *near, part.within(sliding_window), scale, dropout, softcap))
     return torch.cat(outputs, 2).transpose(1, 2), None
 
 
 def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float, dropout: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    dropout: float,
+    softcap: float | None,
 ) -> torch.Tensor:
     """Attention of shape (1, heads, queries, size), with one matrix product for all heads of a key-value head.
 
@@ -152,26 +189,122 @@ def _attend(
     """
     shape, groups = query.shape, key.shape[1]
     scores = query.reshape(1, groups, -1, shape[-1]) @ key.transpose(-1, -2)
-    scores = torch.where(mask, scores.view(*shape[:3], -1).float() * scale, float("-inf"))
-    shares = F.dropout(scores.softmax(-1), dropout).to(value.dtype)
+    scores = scores.view(*shape[:3], -1).float() * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    shares = F.dropout(torch.where(mask, scores, float("-inf")).softmax(-1), dropout).to(value.dtype)
     return (shares.view(1, groups, -1, len(mask[0])) @ value).view(*shape[:3], -1)
 
 
 AttentionInterface.register(SLICED, sliced_attention)
 
 
-def attention_for_trees() -> str:
-    """Return the ``attn_implementation`` for a model that is trained on trees."""
-    return "flex_attention" if torch.cuda.is_available() else SLICED
+def attention_for_trees(config: PretrainedConfig, choice: str = "auto") -> str:
+    """Return the ``attn_implementation`` for a model that is trained on trees.
+
+    ``choice`` is the recipe's key ``attention``. Raises UserError if it does not work with the model or the device.
+    """
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    _require_support(config.get_text_config(), choice, capped)
+    if choice != "auto":
+        return IMPLEMENTATIONS[choice]
+    if not torch.cuda.is_available():
+        return SLICED
+    try:
+        _try_flex_attention(config)
+    except Exception as error:  # a compiler's: of any type
+        other = "sliced" if capped else "sdpa"
+        if PartialState().is_main_process:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            line = f"attention: {other}, because FlexAttention failed here: {reason}"
+            console.print(line, soft_wrap=True, markup=False)
+        return IMPLEMENTATIONS[other]
+    return IMPLEMENTATIONS["flex"]
 
 
-def _attention(model: torch.nn.Module, last: torch.Tensor) -> dict[str, Any]:
-    """Return the mask argument that the model's attention implementation takes."""
+def _require_support(config: Any, choice: str, capped: bool) -> None:
+    kinds = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
+    if kinds:
+        raise UserError(
+            f"model of type {config.model_type}: layers with {kinds[0]} cannot be trained on trees; remove "
+            "sft.pack_tokens, or set dpo.layout=pairs"
+        )
+    if choice == "flex" and not torch.cuda.is_available():
+        raise UserError("attention=flex: FlexAttention trains on GPUs only; set attention=auto, sliced or sdpa")
+    if choice == "sdpa" and capped:
+        raise UserError("attention=sdpa: the model caps attention scores; set attention=auto, sliced or flex")
+
+
+def _try_flex_attention(config: PretrainedConfig) -> None:
+    """Run FlexAttention forward and backward on a small tree with the model's number and size of heads."""
+    text: Any = config.get_text_config()
+    heads = text.num_attention_heads
+    groups = getattr(text, "num_key_value_heads", None) or heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    last = torch.full((256,), 255, device="cuda")
+    query, key, value = (
+        torch.ones(1, number, len(last), size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for number in (heads, groups, groups)
+    )
+    mask = block_mask(last, torch.arange(len(last), device="cuda"))
+    dropout = getattr(text, "attention_dropout", 0.0)
+    output, _ = flex_attention_forward(torch.nn.Module(), query, key, value, mask, dropout=dropout)
+    output.float().sum().backward()
+
+
+def _attention(model: torch.nn.Module, last: torch.Tensor, positions: torch.Tensor) -> dict[str, Any]:
+    """Return the mask arguments that the model's attention implementation takes.
+
+    Models that have layers with and without a sliding window take a mask for either.
+    """
     unwrapped: Any = extract_model_from_parallel(model)
-    implementation = unwrapped.config._attn_implementation
+    implementation, config = unwrapped.config._attn_implementation, unwrapped.config.get_text_config()
     if implementation == SLICED:
-        return {"tree_slices": slices(last)}
-    return {"attention_mask": block_mask(last) if implementation == "flex_attention" else attention_mask(last)}
+        return {"tree_slices": slices(last, positions)}
+    mask = block_mask if implementation == "flex_attention" else attention_mask
+    window = getattr(config, "sliding_window", None)
+    if not (kinds := getattr(config, "layer_types", None)):
+        return {"attention_mask": mask(last, positions, window)}
+    windows = {"full_attention": None, "sliding_attention": window}
+    return {"attention_mask": {kind: mask(last, positions, windows[kind]) for kind in sorted(set(kinds))}}
+
+
+def padded(
+    ids: torch.Tensor, positions: torch.Tensor, last: torch.Tensor, at: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Pad a row with tokens that attend only to themselves, and ``at`` with 0, to few different lengths.
+
+    Kernels are compiled and memory is reserved for each length.
+    """
+    size = _few_lengths(len(ids))
+    last = torch.cat([last, torch.arange(len(last), size, device=last.device)])
+    ids, positions = (F.pad(values, (0, size - len(values))) for values in (ids, positions))
+    return ids, positions, last, F.pad(at, (0, _few_lengths(len(at)) - len(at)))
+
+
+def _few_lengths(size: int) -> int:
+    """Round up to a multiple of ``SLICE`` of which there are at most four per doubling."""
+    step = max(SLICE, 2 ** (size.bit_length() - 3))
+    return -(-size // step) * step
+
+
+def path_logits(
+    model: torch.nn.Module, ids: torch.Tensor, positions: torch.Tensor, last: torch.Tensor, at: torch.Tensor
+) -> torch.Tensor:
+    """Return the logits at the indices ``at``, of shape (N, vocabulary); no others are computed.
+
+    ``ids``, ``positions`` and ``last`` are those of a `Tree`, of shape (T,).
+    """
+    number = len(at)
+    ids, positions, last, at = padded(ids, positions, last, at)
+    logits = model(
+        input_ids=ids[None],
+        position_ids=positions[None],
+        **_attention(model, last, positions),
+        logits_to_keep=at,
+        use_cache=False,
+    ).logits[0]
+    return logits[:number]
 
 
 def path_logprobs(
@@ -182,20 +315,9 @@ def path_logprobs(
     at: torch.Tensor,
     targets: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the log-probability of each of ``targets``, predicted at the index ``at``; all three have shape (N,).
+    """Return the log-probability of each of ``targets``, predicted at the index ``at``; both have shape (N,).
 
-    ``ids``, ``positions`` and ``last`` are those of a `Tree`, of shape (T,). Logits are computed only at the
-    indices ``at``. The result is differentiable.
+    The other arguments are those of `path_logits`. The result is differentiable.
     """
-    padding = -len(ids) % SLICE
-    ids, positions = F.pad(ids, (0, padding)), F.pad(positions, (0, padding))
-    # A padding token is its own last descendant: it attends only to itself, and no other token attends to it.
-    last = torch.cat([last, torch.arange(len(last), len(ids), device=last.device)])
-    logits = model(
-        input_ids=ids[None],
-        position_ids=positions[None],
-        **_attention(model, last),
-        logits_to_keep=at,
-        use_cache=False,
-    ).logits[0]
+    logits = path_logits(model, ids, positions, last, at)
     return torch.log_softmax(logits.float(), -1).gather(1, targets[:, None])[:, 0]

@@ -14,17 +14,18 @@ import torch
 import torch.nn.functional as F
 from accelerate.utils import gather_object, reduce
 from datasets import Dataset
+from torch.utils.data import ConcatDataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from trl.trainer.utils import disable_dropout_in_model
 
 from rag_train.errors import UserError
 from rag_train.files import write_text
 from rag_train.progress import progress
-from rag_train.training.failures import FiniteLossTrainer
 from rag_train.training.recipe import DPORecipe, TrainRecipe
 from rag_train.training.rows import LazyRows, Rows
 from rag_train.training.setup import tree_parts
 from rag_train.training.tree import lay_out, path_logprobs
+from rag_train.training.validation import HeldOutTrainer
 
 REFERENCE = "reference.json"
 
@@ -52,14 +53,14 @@ def tree_row(pairs: Sequence[dict[str, list[int]]]) -> dict[str, list[int]]:
     }
 
 
-def tree_rows(rows: Rows, size: int) -> LazyRows:
-    """Return a row of `tree_row` for each ``size`` pairs, with its number as ``row``."""
-    return LazyRows(math.ceil(len(rows) / size), partial(_tree_row, rows, size))
+def tree_rows(rows: Rows, size: int, first: int = 0) -> LazyRows:
+    """Return a row of `tree_row` for each ``size`` pairs, with its number as ``row``, counted from ``first``."""
+    return LazyRows(math.ceil(len(rows) / size), partial(_tree_row, rows, size, first))
 
 
-def _tree_row(rows: Rows, size: int, number: int) -> dict[str, Any]:
+def _tree_row(rows: Rows, size: int, first: int, number: int) -> dict[str, Any]:
     pairs = [rows[i] for i in range(number * size, min(len(rows), (number + 1) * size))]
-    return tree_row(pairs) | {"row": number}
+    return tree_row(pairs) | {"row": first + number}
 
 
 def preference_loss(settings: DPORecipe, ratios: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -77,7 +78,20 @@ def preference_loss(settings: DPORecipe, ratios: torch.Tensor, lengths: torch.Te
     return -(1 - noise) * F.logsigmoid(inside) - noise * F.logsigmoid(-inside)
 
 
-class TreeTrainer(FiniteLossTrainer):
+def held_out_pairs(
+    settings: DPORecipe, logprobs: torch.Tensor, reference: torch.Tensor, lengths: torch.Tensor
+) -> torch.Tensor:
+    """Return the loss of each pair, whether the model prefers its chosen snippet, and 1, of shape (N, 3).
+
+    ``logprobs`` and ``reference`` are log pi(y | x) and log pi_ref(y | x), ``lengths`` the number of tokens of y;
+    all have shape (N, 2), for the chosen and the rejected snippet y.
+    """
+    loss = preference_loss(settings, logprobs - reference, lengths)
+    loss = loss - settings.sft_weight * logprobs[:, 0] / lengths[:, 0]
+    return torch.stack([loss, (logprobs[:, 0] > logprobs[:, 1]).float(), torch.ones_like(loss)], 1)
+
+
+class TreeTrainer(HeldOutTrainer):
     """DPO as in `rag_train.training.dpo`, over rows of `tree_row` with their number as ``row``."""
 
     def __init__(self, settings: DPORecipe, **arguments: Any):
@@ -98,6 +112,13 @@ class TreeTrainer(FiniteLossTrainer):
         self._margins.append(self._settings.beta * (ratios[:, 0] - ratios[:, 1]).detach())
         return (loss, ratios) if return_outputs else loss
 
+    def held_out(self, model, inputs):
+        tokens, owner = _snippet_logprobs(model, inputs), inputs["owner"]
+        lengths = owner.bincount().view(-1, 2)
+        reference = tokens.new_tensor(self._reference[inputs["row"]]).view(-1, 2)
+        sums = torch.zeros_like(reference).view(-1).index_add(0, owner, tokens).view(-1, 2)
+        return held_out_pairs(self._settings, sums, reference, lengths).sum(0, keepdim=True)
+
     def log(self, logs: dict[str, float], *args, **kwargs) -> None:
         """Add the reward margin and accuracy under TRL's names, for all processes' pairs since the last log."""
         if "loss" in logs and self._margins:
@@ -111,7 +132,8 @@ class TreeTrainer(FiniteLossTrainer):
 
     @torch.no_grad()
     def prepare_reference(self) -> None:
-        """Compute the log-probability of each row's snippets under the model that training starts from.
+        """Compute the log-probability of the snippets of each row, held-out rows included, under the model that
+        training starts from.
 
         This is done before the first step with the model as it is wrapped for training, so that it works with any
         sharding. A resumed run reads the values that were written then.
@@ -124,8 +146,11 @@ class TreeTrainer(FiniteLossTrainer):
             except (OSError, ValueError):
                 raise UserError(f"{path}: missing or damaged; delete {path.parent} to start again") from None
             return
-        rows, model, computed = self.train_dataset, self.model_wrapped, []
+        rows: Any = self.train_dataset
+        model, computed = self.model_wrapped, []
         assert model is not None
+        if isinstance(self.eval_dataset, LazyRows):
+            rows = ConcatDataset([rows, self.eval_dataset])
         model.eval()
         starts = range(0, len(rows), self.args.world_size)
         first = self.is_world_process_zero()
@@ -164,9 +189,14 @@ def _snippet_logprobs(model, row: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def tree_trainer(
-    recipe: TrainRecipe, rows: Dataset, tokenizer: PreTrainedTokenizerBase, checkpoints: Path
+    recipe: TrainRecipe,
+    rows: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    checkpoints: Path,
+    held_out: Dataset | None = None,
 ) -> TreeTrainer:
-    """Return the trainer of Stage II in the tree layout, its model loaded, for rows of `dpo_rows`.
+    """Return the trainer of Stage II in the tree layout, its model loaded, for rows of `dpo_rows`; it is evaluated
+    on ``held_out``.
 
     Each ``batch_size`` pairs, in the order of the file, form one tree, which is laid out when it is read.
     """
@@ -174,4 +204,11 @@ def tree_trainer(
     args, model = tree_parts(recipe, checkpoints)
     disable_dropout_in_model(model)  # as TRL does, so that policy and reference agree before the first step
     batches = tree_rows(rows, recipe.batch_size)
-    return TreeTrainer(recipe.dpo, model=model, args=args, train_dataset=batches, processing_class=tokenizer)
+    return TreeTrainer(
+        recipe.dpo,
+        model=model,
+        args=args,
+        train_dataset=batches,
+        eval_dataset=tree_rows(held_out, recipe.batch_size, len(batches)) if held_out else None,
+        processing_class=tokenizer,
+    )

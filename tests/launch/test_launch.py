@@ -61,6 +61,13 @@ def test_recognises_sharding_of_deepspeed_configurations(path: Path, monkeypatch
     assert current_sharding() == SHARDING[path.stem]
 
 
+def test_counts_the_processes_of_a_launcher(monkeypatch: pytest.MonkeyPatch):
+    """Before TrainingArguments exist, PartialState counts a single process on CPUs."""
+    assert current_sharding() == Sharding()
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert current_sharding() == Sharding(processes=8)
+
+
 @pytest.mark.parametrize("script", ["torchrun.sh", "slurm/train.sbatch"])
 def test_scripts_have_valid_bash_syntax(script: str):
     subprocess.run(["bash", "-n", LAUNCH / script], check=True)

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +51,48 @@ def test_values_and_overrides(recipe_file: Path):
     recipe = load_recipe(TrainRecipe, recipe_file, ["stage=dpo", "dpo.beta=.5"])
     assert (recipe.dpo, recipe.sft) == (DPORecipe(beta=0.5), None)
     assert load_recipe(TrainRecipe, recipe_file, ["lora=null"]).lora is None
+
+
+@pytest.mark.parametrize("path", TRAINING_RECIPES, ids=lambda path: path.stem)
+def test_steps_are_the_same_on_one_two_four_and_eight_devices(path: Path, tmp_path: Path):
+    (tmp_path / "data.jsonl").touch()
+    recipe = load_recipe(TrainRecipe, path, [f"data={tmp_path / 'data.jsonl'}"])
+    for processes in (1, 2, 4, 8):
+        settled = recipe.on(processes)
+        assert settled.batch_size * settled.gradient_accumulation * processes == recipe.global_batch
+
+
+@pytest.mark.parametrize("name", ["deeprag_sft", "deeprag_dpo"])
+def test_recipes_of_deeprag_train_on_trees(name: str, tmp_path: Path):
+    (tmp_path / "data.jsonl").touch()
+    recipe = load_recipe(TrainRecipe, ROOT / f"recipes/{name}.yaml", [f"data={tmp_path / 'data.jsonl'}"])
+    assert recipe.trees and (recipe.pack_tokens or recipe.max_tokens) >= recipe.max_tokens
+
+
+def refusal(recipe: TrainRecipe, processes: int) -> str | None:
+    try:
+        recipe.on(processes)
+    except UserError as error:
+        return str(error)
+
+
+@given(st.integers(1, 200), st.integers(1, 40), st.integers(1, 32))
+def test_global_batch_holds_or_the_error_names_one_that_does(total: int, size: int, processes: int):
+    keys = {"stage": "sft", "model": "m", "data": Path(__file__), "output_dir": "o", "lr": 1.0, "epochs": 1.0}
+    recipe = TrainRecipe(**keys, global_batch=total, batch_size=size)  # pyright: ignore
+    while (message := refusal(recipe, processes)) is not None:
+        key, _, value = message.rpartition("set ")[2].partition("=")
+        recipe = replace(recipe, **{key: int(value)})
+    settled = recipe.on(processes)
+    assert recipe.global_batch == settled.batch_size * settled.gradient_accumulation * processes
+    assert settled.batch_size <= size
+    if total % processes == 0:
+        assert recipe.global_batch == total
+
+
+def test_gradient_accumulation_follows_from_global_batch(recipe_file: Path):
+    with pytest.raises(UserError, match=r"gradient_accumulation=2: follows from global_batch=8; remove it, or set"):
+        load_recipe(TrainRecipe, recipe_file, ["global_batch=8", "gradient_accumulation=2"])
 
 
 def test_saved_recipe_reads_back_equal(recipe_file: Path, tmp_path: Path):

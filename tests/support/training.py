@@ -5,11 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    TrainerCallback,
+)
 
 from rag_train.formats import deeprag
 from rag_train.schema import Decision, Passage, PreferencePair, SFTRecord, Step
+from rag_train.training import run
 from rag_train.training.masking import IGNORE
 from rag_train.training.recipe import TrainRecipe
 
@@ -108,3 +117,31 @@ SMALL = {
     "initializer_range": 0.3,
 }
 MODELS = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
+
+
+class Killed(BaseException):
+    pass
+
+
+class KillAt(TrainerCallback):
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            raise Killed
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, recipe: TrainRecipe, step: int) -> None:
+    """Train until ``step`` and stop as a killed process does, so that nothing is written after it."""
+    with monkeypatch.context() as patch:
+        build = run.build_trainer
+
+        def build_and_kill(*arguments):
+            trainer = build(*arguments)
+            trainer.add_callback(KillAt(step))
+            return trainer
+
+        patch.setattr(run, "build_trainer", build_and_kill)
+        with pytest.raises(Killed):
+            run.train(recipe)

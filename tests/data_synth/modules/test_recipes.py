@@ -58,14 +58,10 @@ def test_module_recipes_train_on_what_the_teacher_recipes_write():
         assert trained["data"] == made["output"]
 
 
-def test_planrag_trains_for_5000_steps_of_8_on_one_gpu_and_on_eight():
-    text = (ROOT / "recipes/planrag_sft.yaml").read_text()
-    recipe = yaml.safe_load(text)
+def test_planrag_trains_for_5000_steps_of_8():
+    recipe = yaml.safe_load((ROOT / "recipes/planrag_sft.yaml").read_text())
     teacher = yaml.safe_load((ROOT / "recipes/planrag_teacher.yaml").read_text())
-    processes = yaml.safe_load((ROOT / "launch/accelerate/ddp.yaml").read_text())["num_processes"]
-    [eight] = re.findall(r"ddp\.yaml .*\n#\s+batch_size=(\d+) gradient_accumulation=(\d+)", text)
-    alone = recipe["batch_size"] * recipe["gradient_accumulation"]
-    assert alone == int(eight[0]) * int(eight[1]) * processes == 8
+    assert recipe["global_batch"] == 8 and recipe["batch_size"] == 4
     assert round(teacher["sample"] * recipe["epochs"] / 8, -1) == 5000
     assert recipe["lora"]["target_modules"] == ["q_proj", "v_proj"]  # PEFT's default; the paper names none
 

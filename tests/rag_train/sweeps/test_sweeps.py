@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import yaml
 from support.paths import ROOT
+from support.training import pair
+from support.training import write as write_records
 
 from rag_train.errors import UserError
 from rag_train.sweeps.file import load_sweep
@@ -32,8 +34,12 @@ LR = {"distribution": "log_uniform_values", "min": 1e-4, "max": 1e-2}
 def write_sweep(work: Path, tmp_path: Path):
     """Write a recipe and a sweep file; ``changes`` replace keys of the sweep file, and None removes a key."""
 
-    def write(stage: str = "dpo", **changes: Any) -> Path:
+    def write(stage: str = "dpo", held_out: bool = False, **changes: Any) -> Path:
         recipe = {"stage": stage, "model": str(work / "model"), "data": str(work / f"{stage}.jsonl")}
+        if held_out:
+            recipe["eval_data"] = str(
+                write_records(tmp_path / "held_out.jsonl", [pair(i) for i in range(100, 105)])
+            )
         recipe |= {"output_dir": "unused", "lr": 1e-3, "epochs": 2, "batch_size": 8, "logging_steps": 1}
         (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
         command = ["${env}", "python", "-m", "rag_train.train", str(tmp_path / "recipe.yaml")]
@@ -60,6 +66,14 @@ def write_sweep(work: Path, tmp_path: Path):
             "metric train/f1: not logged in stage dpo; give train/rewards/accu",
         ),
         ({"stage": "sft"}, "metric train/rewards/margins: not logged in stage sft; give train/loss"),
+        (
+            {"metric": {"name": "eval/loss"}},
+            "metric eval/loss: not logged in stage dpo without eval_data; give train",
+        ),
+        (
+            {"held_out": True},
+            "metric train/rewards/margins: the recipe has eval_data, by which trials are ranked; give eval/loss",
+        ),
         ({"parameters": {"lorr": LR}}, "parameter lorr: override .*: unknown key 'lorr'; did you mean 'lora'?"),
         (
             {"parameters": {"beta": {"value": 1}}},
@@ -95,7 +109,7 @@ def test_shipped_files_give_the_commands_of_wandb_agent(tmp_path: Path, monkeypa
     utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils")
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     (tmp_path / "runs" / "deeprag").mkdir(parents=True)
-    for data in ("sft.jsonl", "pairs.jsonl"):
+    for data in ("sft.jsonl", "pairs.jsonl", "held_out.jsonl", "held_out_pairs.jsonl"):
         (tmp_path / "runs" / "deeprag" / data).touch()
     monkeypatch.chdir(tmp_path)
     for path in sorted((ROOT / "launch" / "sweeps").glob("*.yaml")):
@@ -183,6 +197,23 @@ def test_killed_sweep_continues(write_sweep, tmp_path: Path):
 
     with pytest.raises(UserError, match="holds trials of another sweep file or recipe"):
         run_sweep(load_sweep(write_sweep()), out)
+
+
+@pytest.mark.slow
+def test_ranks_trials_on_held_out_examples(write_sweep, tmp_path: Path):
+    """A trial's value is that of the weights that it keeps, which are its best."""
+    parameters = {"lr": {"values": [1e-9, 1e-2]}, "keep": {"value": "best"}, "eval_steps": {"value": 1}}
+    metric = {"name": "eval/accuracy", "goal": "maximize"}
+    path = write_sweep(held_out=True, method="grid", metric=metric, parameters=parameters)
+    result = run_sweep(load_sweep(path), tmp_path / "out")
+    for trial in result.trials:
+        training = json.loads((tmp_path / "out" / f"{trial.number:04d}" / "training.json").read_text())
+        assert trial.value == max(entry["eval_accuracy"] for entry in training["validation"])
+        assert (
+            next(e for e in training["validation"] if e["eval_accuracy"] == trial.value)["step"]
+            == (training["kept_step"])
+        )
+    assert "on held-out examples, of the weights kept" in (tmp_path / "out" / "sweep.html").read_text()
 
 
 def test_page_escapes_text_and_has_a_line_for_each_finished_trial(write_sweep, tmp_path: Path):

@@ -93,6 +93,8 @@ def test_refuses_run_that_does_not_fit_and_names_remedy(work: Path, tmp_path: Pa
     with pytest.raises(UserError, match=r"set batch_size=1 gradient_accumulation=8, or shard over more devices"):
         check_on_machine_with(need(single) + 1, recipe)
     assert check_on_machine_with(need(single) + 1, single)
+    with pytest.raises(UserError, match=r"set batch_size=1, or shard over more devices"):
+        check_on_machine_with(need(single) + 1, replace(recipe, global_batch=8))
     with pytest.raises(UserError, match="no setting is enough for one device: shard over more devices"):
         check_on_machine_with(2.0**29, recipe)
     with pytest.raises(UserError, match="check_memory=false skips this check"):

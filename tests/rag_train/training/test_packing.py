@@ -15,10 +15,28 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from support.training import MODELS, SMALL, recipe_in
 from torch.nn.attention.flex_attention import create_mask
-from transformers import TrainingArguments, default_data_collator
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    TrainingArguments,
+    default_data_collator,
+)
 
 from rag_train.errors import UserError
 from rag_train.recipe import save_recipe
@@ -28,7 +46,19 @@ from rag_train.training.packing import pack
 from rag_train.training.recipe import LoraRecipe, SFTRecipe
 from rag_train.training.run import train
 from rag_train.training.sft import packed_rows
-from rag_train.training.tree import SLICE, SLICED, attention_mask, block_mask, lay_out, path_logprobs, slices
+from rag_train.training.tree import (
+    SLICE,
+    SLICED,
+    _few_lengths,
+    attention_for_trees,
+    attention_mask,
+    block_mask,
+    lay_out,
+    padded,
+    path_logits,
+    path_logprobs,
+    slices,
+)
 
 tokens = st.lists(st.integers(0, 3), min_size=1, max_size=12)
 
@@ -63,24 +93,25 @@ def test_rows_are_full_and_group_common_prefixes():
     assert any(max(row) - min(row) > 10 for row in documents)  # neither in lexicographic order nor in file order
 
 
-def forest(seed: int, sequences: int = 12, alphabet: int = 2, length: int = 60):
+def forest_sequences(seed: int, count: int = 12, alphabet: int = 2, length: int = 60) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
-    return lay_out([torch.randint(0, alphabet, (length,), generator=generator).tolist() for _ in range(sequences)])
+    return [torch.randint(0, alphabet, (length,), generator=generator).tolist() for _ in range(count)]
 
 
+@pytest.mark.parametrize("window", [None, 5, 200])
 @pytest.mark.parametrize("alphabet", [1, 2, 50])
-def test_backends_get_the_same_mask(alphabet: int):
-    tree = forest(0, alphabet=alphabet, length=SLICE + 30)
-    last, size = torch.tensor(tree.last), len(tree.ids)
-    dense = attention_mask(last)
-    blocks = block_mask(last)
+def test_backends_get_the_same_mask(alphabet: int, window: int | None):
+    tree = lay_out(forest_sequences(0, alphabet=alphabet, length=SLICE + 30))
+    last, positions, size = torch.tensor(tree.last), torch.tensor(tree.positions), len(tree.ids)
+    dense = attention_mask(last, positions, window)
+    blocks = block_mask(last, positions, window)
     assert torch.equal(create_mask(blocks.mask_mod, None, None, size, size, device="cpu"), dense)
     sliced = torch.zeros(size, size, dtype=torch.int)
-    for n, (keys, mask) in enumerate(slices(last)):
-        sliced[n * SLICE : (n + 1) * SLICE].index_add_(1, keys, mask.int())
+    for n, part in enumerate(slices(last, positions)):
+        sliced[n * SLICE : (n + 1) * SLICE].index_add_(1, part.keys, part.within(window).int())
     assert torch.equal(sliced, dense[0, 0].int())
     depth = max(tree.positions) + 1
-    assert max(len(keys) for keys, _ in slices(last)) < depth + 2 * SLICE
+    assert max(len(part.keys) for part in slices(last, positions)) < depth + 2 * SLICE
 
 
 @pytest.fixture
@@ -90,23 +121,156 @@ def uncompiled() -> Iterator[None]:
     torch.compiler.set_stance("default")
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.parametrize("architecture", MODELS)
-def test_backends_give_the_same_logprobs(architecture: str, uncompiled: None):
-    """FlexAttention has no backward pass on a CPU; gradients of the other backends are compared below."""
-    config, cls = MODELS[architecture]
+SHAPES = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 20}),
+    "qwen2": (
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+    ),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16}),
+    "gemma2": (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        {"head_dim": 8, "sliding_window": 20, "attn_logit_softcapping": 2.0},
+    ),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, {"head_dim": 8, "sliding_window": 20}),
+}
+"""Models with grouped queries; all but two have layers with a window that is shorter than the sequences."""
+
+
+def small_model(architecture: str, implementation: str):
+    config, cls, keys = SHAPES[architecture]
     torch.manual_seed(0)
-    model = cls(config(**SMALL)).eval()
-    tree = forest(1)
-    at = torch.arange(len(tree.ids))
-    arguments = [torch.tensor(values) for values in (tree.ids, tree.positions, tree.last)] + [at, at % 64]
-    logprobs = {}
-    for implementation in ("sdpa", SLICED, "flex_attention"):
-        model.set_attn_implementation(implementation)
-        with torch.no_grad():
-            logprobs[implementation] = path_logprobs(model, *arguments)
-    for implementation in (SLICED, "flex_attention"):
-        torch.testing.assert_close(logprobs[implementation], logprobs["sdpa"], rtol=1e-5, atol=1e-5)
+    model = cls(config(**(SMALL | keys)))
+    model.set_attn_implementation(implementation)
+    return model
+
+
+def tree_of(sequences: list[list[int]]) -> tuple[torch.Tensor, ...]:
+    """Return the arguments of `path_logprobs`, to predict every token that follows another."""
+    tree = lay_out(sequences)
+    at = [i for path in tree.paths for i in path[:-1]]
+    targets = [token for sequence in sequences for token in sequence[1:]]
+    return tuple(torch.tensor(values) for values in (tree.ids, tree.positions, tree.last, at, targets))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("implementation", ["sdpa", SLICED, "flex_attention"])
+@pytest.mark.parametrize("architecture", SHAPES)
+def test_attention_equals_that_of_separate_sequences(architecture: str, implementation: str, uncompiled: None):
+    """Log-probabilities and gradients, for a row of several slices. FlexAttention has no backward pass on a CPU."""
+    if (architecture, implementation) == ("gemma2", "sdpa"):
+        pytest.skip("refused: PyTorch's kernel cannot cap scores")
+    trains = implementation != "flex_attention"
+    sequences = forest_sequences(1, 8, length=45)
+    row = tree_of(sequences)
+    assert SLICE < len(row[0]) < 8 * 44
+    model = small_model(architecture, implementation)
+    with torch.set_grad_enabled(trains):
+        ours = path_logprobs(model, *row)
+    alone = small_model(architecture, "eager")
+    logits = torch.cat([alone(torch.tensor([ids])).logits[0, :-1] for ids in sequences])
+    theirs = torch.log_softmax(logits.float(), -1).gather(1, row[-1][:, None])[:, 0]
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    if trains:
+        ours.mean().backward()
+        theirs.mean().backward()
+        for (name, weight), other in zip(model.named_parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(
+                weight.grad, other.grad, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("architecture", SHAPES)
+def test_attentions_train_adapters_alike(architecture: str, half: bool):
+    """With gradient checkpointing, in fp32 and in bf16, where they round differently."""
+    row = tree_of(forest_sequences(2))
+    results = {}
+    for implementation in ("sdpa", SLICED):
+        if (architecture, implementation) == ("gemma2", "sdpa"):
+            continue
+        for checkpointing in (False, True):
+            model = small_model(architecture, implementation)
+            if checkpointing:
+                model.gradient_checkpointing_enable()
+            model.enable_input_require_grads()
+            torch.manual_seed(0)
+            tuned = get_peft_model(
+                model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+            )
+            tuned.train()
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                loss = -path_logprobs(tuned, *row).mean()
+            loss.backward()
+            gradients = torch.cat([p.grad.flatten() for p in tuned.parameters() if p.grad is not None])
+            results[implementation, checkpointing] = (loss.detach(), gradients)
+    (loss, gradients), *others = results.values()
+    assert gradients.abs().max() > 0
+    for other, same in others:
+        torch.testing.assert_close(other, loss, rtol=2e-2 if half else 1e-5, atol=0)
+        assert torch.cosine_similarity(same, gradients, 0) > (0.98 if half else 0.99999)
+
+
+@pytest.mark.parametrize(
+    ("choice", "config", "message"),
+    [
+        (
+            "flex",
+            LlamaConfig(),
+            "attention=flex: FlexAttention trains on GPUs only; set attention=auto, sliced or sdpa",
+        ),
+        (
+            "sdpa",
+            Gemma2Config(),
+            "attention=sdpa: the model caps attention scores; set attention=auto, sliced or flex",
+        ),
+        (
+            "auto",
+            Qwen3NextConfig(),
+            "type qwen3_next: layers with linear_attention cannot be trained on trees; remove",
+        ),
+    ],
+)
+def test_refuses_attention_that_would_be_wrong(choice: str, config: PretrainedConfig, message: str):
+    with pytest.raises(UserError, match=message):
+        attention_for_trees(config, choice)
+
+
+def test_automatic_attention_falls_back_with_a_line(monkeypatch: pytest.MonkeyPatch, capsys):
+    plain, capped = LlamaConfig(), Gemma2Config()
+    assert attention_for_trees(plain) == SLICED and attention_for_trees(plain, "sdpa") == "sdpa"
+
+    def fails(config) -> None:
+        raise RuntimeError("no Triton\nand a long trace")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("rag_train.training.tree._try_flex_attention", lambda config: None)
+    assert attention_for_trees(plain) == "flex_attention" and not capsys.readouterr().err
+    monkeypatch.setattr("rag_train.training.tree._try_flex_attention", fails)
+    assert (attention_for_trees(plain), attention_for_trees(capped)) == ("sdpa", SLICED)
+    assert "attention: sdpa, because FlexAttention failed here: no Triton\n" in capsys.readouterr().err
+
+
+LLAMA = small_model("llama", SLICED).eval()
+
+
+@given(st.lists(tokens, min_size=1, max_size=12))
+def test_padded_rows_give_the_same_logits(sequences: list[list[int]]):
+    tree = lay_out([[1, *sequence] for sequence in sequences])
+    row = [torch.tensor(values) for values in (tree.ids, tree.positions, tree.last, [len(tree.ids) - 1, 0])]
+    filled = padded(*row)
+    assert len(filled[0]) % SLICE == len(filled[3]) % SLICE == 0
+    with torch.no_grad():
+        torch.testing.assert_close(path_logits(LLAMA, *filled)[:2], path_logits(LLAMA, *row), rtol=1e-4, atol=1e-5)
+
+
+@given(st.integers(1, 2**20))
+def test_rows_have_few_lengths(size: int):
+    assert size <= _few_lengths(size) < max(size * 1.25, size + SLICE)
+    assert len({_few_lengths(n) for n in range(2**12, 2**13)}) <= 5
 
 
 def examples(count: int) -> list[dict[str, list[int]]]:

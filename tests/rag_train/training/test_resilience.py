@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.training import recipe_in
-from transformers import Trainer, TrainerCallback
+from support.training import kill_at, recipe_in
+from transformers import Trainer
 
 from rag_train.errors import UserError
 from rag_train.recipe import save_recipe
 from rag_train.train import main
-from rag_train.training import run
 from rag_train.training.checkpoints import newest_complete, remove_torn
 from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
 from rag_train.training.run import train
@@ -36,34 +35,6 @@ NAMES = ["sft", "packed", "pairs", "tree"]
 
 def recipe_for(work: Path, output: Path, keys: dict) -> TrainRecipe:
     return recipe_in(work, output, **({"batch_size": 2, "epochs": 3, "save_steps": 4} | keys))
-
-
-class Killed(BaseException):
-    pass
-
-
-class KillAt(TrainerCallback):
-    def __init__(self, step: int):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            raise Killed
-
-
-def kill_at(monkeypatch: pytest.MonkeyPatch, recipe: TrainRecipe, step: int) -> None:
-    """Train until ``step`` and stop as a killed process does, so that nothing is written after it."""
-    with monkeypatch.context() as patch:
-        build = run.build_trainer
-
-        def build_and_kill(*arguments):
-            trainer = build(*arguments)
-            trainer.add_callback(KillAt(step))
-            return trainer
-
-        patch.setattr(run, "build_trainer", build_and_kill)
-        with pytest.raises(Killed):
-            train(recipe)
 
 
 def rows_of(output: Path) -> list[dict]:

@@ -23,7 +23,7 @@ def test_token_attends_only_to_its_own_prefix(sequences: list[list[int]]):
     tree = lay_out(sequences)
     prefixes = {tuple(s[:n]) for s in sequences for n in range(1, len(s) + 1)}
     assert len(tree.ids) == len(prefixes)  # every distinct prefix once
-    mask = attention_mask(torch.tensor(tree.last))[0, 0]
+    mask = attention_mask(torch.tensor(tree.last), torch.tensor(tree.positions))[0, 0]
     for sequence, path in zip(sequences, tree.paths, strict=True):
         assert [tree.ids[i] for i in path] == sequence
         assert [tree.positions[i] for i in path] == list(range(len(sequence)))

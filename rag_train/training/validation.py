@@ -1,0 +1,104 @@
+"""Validation: loss and accuracy on held-out examples during training, the best checkpoint, and early stopping."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from rag_train.errors import UserError
+from rag_train.training.failures import FiniteLossTrainer
+from rag_train.training.recipe import TrainRecipe
+
+
+def require_disjoint(data: Path, eval_data: Path) -> None:
+    """Raise UserError if a question is in both files, by its id or by its prompt."""
+    known = {key for question in _questions(data) for key in question}
+    shared = [keys[0][1] for keys in _questions(eval_data) if known.intersection(keys)]
+    if shared:
+        raise UserError(
+            f"eval_data {eval_data}: {len(shared)} of its examples ask questions that are in data {data} too, the "
+            f"first with id {shared[0]!r}; remove these questions from one of the two files"
+        )
+
+
+def _questions(path: Path) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+    """Yield the id and the prompt of each record's question. Ids of records go on after the question's id and "/",
+    prompts of pairs with the transcript so far."""
+    with path.open(encoding="utf-8", newline="\n") as lines:
+        for record in map(json.loads, lines):
+            prompt = record["prompt"][: record.get("history_start")]
+            yield ("id", record["id"].partition("/")[0]), ("prompt", prompt)
+
+
+def validation_arguments(recipe: TrainRecipe) -> dict[str, Any]:
+    """Return the arguments of transformers for the recipe's validation; none without ``eval_data``."""
+    if recipe.eval_data is None:
+        return {}
+    arguments: dict[str, Any] = {
+        "eval_strategy": "steps",
+        "eval_steps": recipe.eval_steps,
+        "per_device_eval_batch_size": recipe.batch_size,
+    }
+    if recipe.keep == "best":  # transformers then finds the best step, and never deletes its checkpoint
+        arguments |= {"metric_for_best_model": recipe.criterion, "greater_is_better": recipe.stage == "dpo"}
+    return arguments
+
+
+class HeldOutTrainer(FiniteLossTrainer):
+    """A trainer whose evaluation adds up examples, so that its figures do not depend on batches or processes."""
+
+    def held_out(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return the loss, the correct predictions and all predictions of each example, of shape (examples, 3)."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Log ``eval_loss``, the mean over all predictions, and ``eval_accuracy``, the share of correct ones.
+
+        Raises UserError if the loss is infinite or NaN.
+        """
+        model: Any = self.model_wrapped
+        model.eval()
+        examples: list[Any] = [
+            self.accelerator.gather_for_metrics(self.held_out(model, self._prepare_inputs(inputs)).double())
+            for inputs in self.get_eval_dataloader()
+        ]
+        loss, right, count = torch.cat(examples).sum(0).tolist()
+        metrics = {"eval_loss": loss / count, "eval_accuracy": right / count}
+        if not math.isfinite(loss):
+            raise UserError(
+                f"step {self.state.global_step}: the loss on eval_data is infinite or NaN; lower lr, or set "
+                "precision=fp32"
+            )
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+class Validation(TrainerCallback):
+    """Saves a checkpoint at every new best evaluation (``keep: best``), and stops when ``patience`` is exhausted.
+
+    Both follow from the logged evaluations, which a resumed run has too.
+    """
+
+    def __init__(self, recipe: TrainRecipe):
+        self._recipe = recipe
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_log |= control.should_evaluate  # averages start again, as at every checkpoint
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        criterion, best = self._recipe.criterion, max if self._recipe.stage == "dpo" else min
+        values = [entry[criterion] for entry in state.log_history if criterion in entry]
+        since = len(values) - 1 - values.index(best(values))
+        if self._recipe.keep == "best" and not since:
+            control.should_save = True
+        if self._recipe.patience and since >= self._recipe.patience:
+            control.should_training_stop = True
+            control.should_save = False  # a run that is killed from here on stops here again
