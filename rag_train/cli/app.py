@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from rag_train.cli.doctor import examination
 from rag_train.cli.eval import evaluation
 from rag_train.cli.index import indexing
 from rag_train.cli.options import DATA, SERVING, START, Json, Overrides, numbers, report
@@ -26,6 +27,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(examination)
 app.add_typer(real)
 app.add_typer(indexing)
 app.add_typer(synthesis, name="synth", rich_help_panel=DATA)

@@ -1,0 +1,1 @@
+"""What this machine has, what that is enough for, and what is missing (``rag-train doctor``)."""

@@ -1,0 +1,82 @@
+"""The parts of a machine: processor, memory, disk, browser, and the accelerators that PyTorch sees."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "firefox", "microsoft-edge")
+_INSTRUCTIONS = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "bf16", "amx_bf16": "AMX", "bf16": "bf16"}
+"""Flags of Linux's /proc/cpuinfo that PyTorch and vLLM make use of, and their names."""
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A processor; ``cores`` are those that this process may use."""
+
+    name: str
+    cores: int
+    instructions: list[str]
+
+
+@dataclass(frozen=True)
+class Space:
+    """Bytes of memory or of a disk."""
+
+    total: int
+    free: int
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A GPU or another device of PyTorch, with its memory in bytes."""
+
+    name: str
+    memory: int
+    bf16: bool
+
+
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> Processor:
+    """Return the processor, on Linux with its instructions."""
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+    present = set(flags[1].split()) if flags else set()
+    instructions = dict.fromkeys(label for flag, label in _INSTRUCTIONS.items() if flag in present)
+    return Processor(name[1] if name else platform.processor() or platform.machine(), cores(), list(instructions))
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> Space:
+    """Return the main memory, at most what the container may use."""
+    import psutil
+
+    found = psutil.virtual_memory()
+    try:
+        allowed = int(limit.read_text())
+    except (OSError, ValueError):  # no container, or "max"
+        allowed = found.total
+    return Space(min(found.total, allowed), min(found.available, allowed))
+
+
+def disk(place: Path = Path()) -> Space:
+    """Return the disk that ``place`` is on."""
+    usage = shutil.disk_usage(place)
+    return Space(usage.total, usage.free)
+
+
+def browser() -> str | None:
+    """Return the path of a browser, which the pages of data and results are looked at with."""
+    return next((path for name in BROWSERS if (path := shutil.which(name))), None)

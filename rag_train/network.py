@@ -1,0 +1,40 @@
+"""Whether a service on the internet answers, known within a few seconds."""
+
+from __future__ import annotations
+
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+
+SECONDS = 3.0
+
+
+def begin_reaching(address: str, seconds: float = SECONDS) -> Callable[[], str | None]:
+    """Send a request to ``address`` in the background.
+
+    Returns a function that waits for the answer, for ``seconds`` at most: it returns None if the service answered,
+    with any status, and otherwise the reason in a few words. A name that is looked up for longer counts as no
+    answer; time-outs of sockets do not cover the look-up.
+    """
+    reason: list[str | None] = [f"no answer within {seconds:g} s"]
+    thread = threading.Thread(target=_ask, args=(address, seconds, reason), daemon=True)
+    thread.start()
+
+    def wait() -> str | None:
+        thread.join(seconds)
+        return reason[0]
+
+    return wait
+
+
+def _ask(address: str, seconds: float, reason: list[str | None]) -> None:
+    try:
+        urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=seconds).close()
+        reason[0] = None
+    except urllib.error.HTTPError:
+        reason[0] = None
+    except urllib.error.URLError as error:
+        reason[0] = getattr(error.reason, "strerror", None) or str(error.reason)
+    except (OSError, ValueError) as error:
+        reason[0] = str(error)

@@ -1,0 +1,126 @@
+"""`rag-train doctor`: what is here, in lines that come whatever is broken."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rag_train.cli.app import main
+from rag_train.doctor import examine as examination
+from rag_train.doctor.capacity import largest
+from rag_train.doctor.machine import Accelerator, Space, memory, processor
+from rag_train.doctor.packages import Package, Part, import_problem, installed
+from rag_train.model_presets import PRESETS
+
+GIB = 2**30
+H100 = Accelerator("H100", 80 * GIB, True)
+
+
+def test_first_finding_needs_no_heavy_imports():
+    code = (
+        "import sys\nfrom rag_train.doctor.examine import examine\nprint(next(examine()).text)\n"
+        "sys.exit(bool({'torch', 'transformers', 'huggingface_hub', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "Python" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("raise ImportError('undefined symbol: _ZN3c10')", "ImportError: undefined symbol: _ZN3c10"),
+        ("import os; os._exit(3)", "importing it ends with code 3"),
+        ("import os; os.kill(os.getpid(), 9)", "importing it ends the process (signal 9)"),
+        ("def f(:", "SyntaxError: invalid syntax"),
+        ("", None),
+    ],
+)
+def test_broken_package_is_told_in_a_line(
+    code: str, problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "fragile.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert import_problem("fragile") == problem
+
+
+def test_package_is_found_under_either_name():
+    part = Part(("absent", "pydantic"), "", "engine", "records")
+    assert installed(part).name == "pydantic" and installed(part).works
+    assert installed(Part(("absent",), "", "", "")) == Package("absent", None, "", "")
+
+
+def test_processor_is_read_from_cpuinfo(tmp_path: Path):
+    (tmp_path / "cpuinfo").write_text("model name\t: Xeon\nflags\t\t: fpu avx2 avx512f amx_bf16 avx512_bf16\n")
+    found = processor(tmp_path / "cpuinfo")
+    assert found.name == "Xeon" and found.instructions == ["AVX2", "AVX-512", "bf16", "AMX"]
+    assert processor(tmp_path / "gone").instructions == []
+
+
+@pytest.mark.parametrize(("limit", "bounded"), [("1000", True), ("max", False)])
+def test_memory_is_at_most_the_containers(limit: str, bounded: bool, tmp_path: Path):
+    (tmp_path / "memory.max").write_text(limit)
+    assert (memory(tmp_path / "memory.max") == Space(1000, 1000)) == bounded
+
+
+@given(st.integers(0, 300), st.integers(0, 300), st.integers(1, 8))
+def test_more_memory_is_enough_for_as_large_models(one: int, other: int, devices: int):
+    less, more = (largest(size * GIB, devices) for size in sorted((one, other)))
+
+    def size(name: str | None) -> int:
+        return PRESETS[name].parameters() if name else 0
+
+    assert all(size(less[use]) <= size(more[use]) for use in less)
+    assert size(less["train"]) <= size(less["lora"])
+
+
+def test_machines_that_people_have():
+    assert largest(80 * GIB, 8)["train"] == "qwen2.5-32b"
+    assert largest(80 * GIB, 1) == {"serve": "qwen2.5-32b", "lora": "qwen2.5-32b", "train": "qwen3-4b"}
+    assert largest(2 * GIB, 1)["train"] is None
+
+
+def findings(monkeypatch: pytest.MonkeyPatch, devices: list[Accelerator], *parts: Part) -> dict[str, object]:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(examination, "accelerators", lambda: (devices, None))
+    monkeypatch.setattr(examination, "PARTS", parts)
+    return {finding.name: finding.value for finding in examination.examine()}
+
+
+def test_examination_names_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    parts = [Part(("absent-engine",), "", "engine", ""), Part(("absent-kernel",), "", "gpu", "")]
+    seen = findings(monkeypatch, [], *parts)
+    assert seen["install"] == ['pip install "rag-train[cpu]"'] and seen["accelerators"] == []
+    seen = findings(monkeypatch, [H100] * 8, *parts, Part(("absent-searcher",), "", "retrieval", ""))
+    assert seen["install"] == ['pip install "rag-train[gpu]"', 'pip install "rag-train[retrieval]"']
+    assert seen["enough_for"] == largest(80 * GIB, 8)
+
+
+def test_examination_goes_on_past_what_is_broken(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(examination, "import_problem", lambda module: "ImportError: no")
+    monkeypatch.setattr(examination.machine, "processor", lambda: 1 / 0)
+    seen = findings(monkeypatch, [], Part(("pydantic",), "pydantic", "", "records"))
+    assert seen["processor"] == {"problem": "ZeroDivisionError: division by zero"}
+    assert seen["install"] == ["pip install --force-reinstall pydantic"]
+    assert "enough_for" not in seen
+
+
+def test_command_prints_lines_or_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    found = [
+        examination.Finding("memory", {"total": 1}, "1 GiB"),
+        examination.Finding("install", ["a", "b"], "a\nb"),
+    ]
+    monkeypatch.setattr(examination, "examine", lambda: iter(found))
+    for option, printed in (
+        ([], f"{'memory':22} 1 GiB\n{'install':22} a\n{'':22} b\n"),
+        (["--json"], json.dumps({"memory": {"total": 1}, "install": ["a", "b"]}) + "\n"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["rag-train", "doctor", *option])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert caught.value.code == 0 and capsys.readouterr().out == printed
