@@ -1,13 +1,19 @@
-"""Whether a service on the internet answers, known within a few seconds."""
+"""The address of the Hugging Face Hub, and whether a service answers, known within a few seconds."""
 
 from __future__ import annotations
 
+import os
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 
 SECONDS = 3.0
+
+
+def hub_address() -> str:
+    """Return the address of the Hub, or of the mirror that ``HF_ENDPOINT`` names."""
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 
 
 def begin_reaching(address: str, seconds: float = SECONDS) -> Callable[[], str | None]:

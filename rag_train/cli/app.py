@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from rag_train.cli.data import downloads
 from rag_train.cli.doctor import examination
 from rag_train.cli.eval import evaluation
 from rag_train.cli.index import indexing
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.add_typer(examination)
 app.add_typer(real)
 app.add_typer(indexing)
+records.add_typer(downloads)
 app.add_typer(synthesis, name="synth", rich_help_panel=DATA)
 app.add_typer(records, name="data", rich_help_panel=DATA)
 app.add_typer(training)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rag_train.resumable import Shard, Summary
 
 synthesis = typer.Typer(no_args_is_help=True, help="Synthesise training data from a recipe.")
-records = typer.Typer(no_args_is_help=True, help="Check and view files of records.")
+records = typer.Typer(no_args_is_help=True, help="Download public data sets; check and view files of records.")
 
 RecipeFile = Annotated[Path, typer.Argument(help="YAML recipe.")]
 RecordFile = Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +11,7 @@ from typing import Any
 
 from rag_train.doctor import machine
 from rag_train.doctor.packages import PARTS, TORCH, Package, Part, accelerators, import_problem, installed
-from rag_train.network import begin_reaching
+from rag_train.network import begin_reaching, hub_address
 
 USES = {"serve": "serving", "lora": "training adapters (LoRA)", "train": "training all parameters"}
 
@@ -29,7 +28,7 @@ class Finding:
 def examine() -> Iterator[Finding]:
     """Yield what is here, what that is enough for, and the commands that install what is missing."""
     yield _attempt("rag-train", _software)
-    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    hub = hub_address()
     reached = begin_reaching(hub)
     yield from _hardware()
     yield _attempt("network", lambda: _network(hub, reached()))

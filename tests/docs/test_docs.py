@@ -18,6 +18,7 @@ from typer.main import get_command
 
 from rag_train.cli.app import app
 from rag_train.data_synth.deeprag.run import DeepRAGRecipe
+from rag_train.downloads.catalogue import CATALOGUE
 from rag_train.recipe import describe
 from rag_train.training.recipe import TrainRecipe
 
@@ -134,3 +135,9 @@ def test_pages_name_existing_recipes_and_launch_files() -> None:
 def code(page: Path) -> str:
     """The code blocks and the inline code of a Markdown page, a line each."""
     return "\n".join(re.findall(r"```.*?```|`[^`\n]+`", page.read_text(encoding="utf-8"), re.DOTALL))
+
+
+def test_page_of_downloads_has_every_data_set() -> None:
+    page = (DOCS / "site/howto/get-data.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (.+) \|$", page, re.MULTILINE)
+    assert rows == [(name, data.licence) for name, data in CATALOGUE.items()]

@@ -1,0 +1,62 @@
+"""The commands that list and download public data sets."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from rag_train.cli.options import Json, report
+
+downloads = typer.Typer()
+
+
+@downloads.command("list")
+def list_data(as_json: Json = False) -> None:
+    """List the data sets that `rag-train data get` can download. Piped, a row is a line with tabs."""
+    from rag_train.downloads.catalogue import CATALOGUE
+    from rag_train.table import NOTHING, Table
+
+    sizes = {name: NOTHING if data.size is None else _size(data.size) for name, data in CATALOGUE.items()}
+    rows = [
+        [name, sizes[name], " ".join(file.name for file in data.files), data.licence, data.repository]
+        for name, data in CATALOGUE.items()
+    ]
+    columns = ["name", "download", "files", "licence", "repository"]
+    if as_json or not sys.stdout.isatty():
+        keyed = [dict(zip(columns, row, strict=True)) for row in rows]
+        report(as_json, keyed, "\n".join("\t".join(row) for row in rows))
+    else:
+        Console().print(Table("Data sets", "rag-train data get NAME downloads one.", columns, rows))
+
+
+@downloads.command("get")
+def get_data(
+    name: Annotated[str, typer.Argument(help="Data set, for example hotpotqa; `rag-train data list` has all.")],
+    directory: Annotated[Path, typer.Argument(help="Directory for the folder NAME with the files.")] = Path("data"),
+    as_json: Json = False,
+) -> None:
+    """Download a public data set from the Hugging Face Hub, at a fixed revision and with its hashes checked.
+
+    The files are read by `questions:` and `--questions` or, corpora, by `rag-train index`. If a download was
+    interrupted, the same command continues it. source.json in the folder has revision, licence and hashes.
+    """
+    from rag_train.downloads.catalogue import find
+    from rag_train.downloads.fetch import get
+
+    data = find(name)
+    size = "" if data.size is None else f", about {_size(data.size)}"
+    print(f"{data.title}: {data.repository} at {data.revision[:7]}, licence {data.licence}{size}", file=sys.stderr)
+    done = get(name, data, directory / name)
+    lines = [str(path) for path in done.files] if done.new else [f"{path} (already here)" for path in done.files]
+    report(as_json, {"new": done.new, "folder": str(done.folder)} | done.source, "\n".join(lines))
+
+
+def _size(size: int) -> str:
+    for unit, power in (("GB", 1e9), ("MB", 1e6)):
+        if size >= power:
+            return f"{size / power:,.1f} {unit}"
+    return f"{size / 1e3:,.0f} kB"
