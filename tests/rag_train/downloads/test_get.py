@@ -167,7 +167,7 @@ def test_archive_has_one_file_and_its_names_are_no_paths(tmp_path: Path):
 
 def test_full_disk_is_told_before_the_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rag_train.downloads.fetch.ROOM", 2**60)
-    with pytest.raises(UserError, match="downloading and unpacking need about .* GB; choose another directory"):
+    with pytest.raises(UserError, match=r"downloading and unpacking need about .* GB; choose another directory"):
         get("popqa", CATALOGUE["popqa"], tmp_path)
     assert Hub.asked == []
 
