@@ -145,11 +145,21 @@ def fill_from_preset(data: dict[str, Any]) -> None:
 
     The number of GPUs is that of the launcher's processes. If the recipe has a ``batch_size``, the number of
     examples per optimizer step stays the same.
+
+    Raises UserError if there is no such preset, or if the recipe's model is that of another one.
     """
     if not isinstance(name := data.get("model_preset"), str):
         return
+    preset, model = find_preset(name), data.get("model")
+    if model != preset.hub and model in [other.hub for other in PRESETS.values()]:
+        raise UserError(
+            f"model: {model} is not the model of the preset {name}; remove it, or set model={preset.hub}"
+        )
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     batch = data.get("batch_size", 1)
     each = processes * batch if isinstance(batch, int) and batch > 0 else processes
-    for key, value in preset_keys(name, each).items():
+    keys = preset_keys(name, each)
+    if data.get("global_batch"):  # which gradient_accumulation follows from
+        del keys["gradient_accumulation"]
+    for key, value in keys.items():
         data.setdefault(key, value)

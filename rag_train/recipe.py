@@ -123,7 +123,8 @@ def load_recipe(cls: type[T], path: str | Path, overrides: Sequence[str] = ()) -
 
     ``overrides`` are ``dotted.key=value``, with the value in YAML. Types are strict ("3" is not accepted for 3),
     except that an integer is accepted for a float. A ``__post_init__`` of ``cls`` may raise UserError for keys that
-    do not fit together; its message starts with one of the keys.
+    do not fit together; its message starts with one of the keys. A static method ``fill_in`` of ``cls``, which may
+    raise it too, adds keys that file and ``overrides`` leave out.
 
     Raises UserError if the recipe is not valid: one line with the file, the line, the key and the remedy.
     """
@@ -141,6 +142,8 @@ def load_recipe(cls: type[T], path: str | Path, overrides: Sequence[str] = ()) -
         for parent in _parents(key):
             places.setdefault(parent, places[key])
     try:
+        if fill_in := getattr(cls, "fill_in", None):
+            fill_in(data)
         # JSON mode: strict about scalars, but a list may become a tuple and a string a path.
         return TypeAdapter(cls).validate_json(json.dumps(data, default=str), strict=True, extra="forbid")
     except ValidationError as error:

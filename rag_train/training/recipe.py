@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, FilePath
 
 from rag_train.errors import UserError
+from rag_train.model_presets import fill_from_preset
 from rag_train.recipe import Count, load_recipe
 
 Positive = Annotated[float, Field(gt=0)]
@@ -73,7 +74,8 @@ class TrainRecipe:
     stage: Literal["sft", "dpo"]
     """sft: imitation learning (DeepRAG, section 3.3). dpo: chain of calibration (section 3.4)."""
     model: str
-    """Model to start from: a checkpoint directory or a Hub name. In stage dpo it is the reference model, too."""
+    """Model to start from: a checkpoint directory or a Hub name. In stage dpo it is the reference model, too. With
+    model_preset it can be left out."""
     data: FilePath
     """JSON Lines file: SFTRecord for stage sft, PreferencePair for stage dpo."""
     eval_data: FilePath | None = None
@@ -93,6 +95,9 @@ class TrainRecipe:
     """Peak learning rate (the authors use 1e-5 for sft, 5e-7 for dpo)."""
     epochs: Positive
     """Passes over the data (the authors use 1 for sft, 8 for dpo)."""
+    model_preset: str | None = None
+    """Popular model, such as qwen2.5-7b or, with adapters, qwen2.5-7b-lora. Stands for the model and for batch and
+    memory keys that the recipe leaves out, by the number of GPUs."""
     seed: int = 0
     """Seed of the data order, of dropout and of the adapters' initial weights."""
     max_tokens: Count = 4096
@@ -140,6 +145,8 @@ class TrainRecipe:
     """Keys of stage sft; an error in stage dpo. null: the defaults."""
     dpo: DPORecipe | None = None
     """Keys of stage dpo; an error in stage sft. null: the defaults."""
+
+    fill_in = staticmethod(fill_from_preset)
 
     def __post_init__(self) -> None:
         section, other = ("sft", "dpo") if self.stage == "sft" else ("dpo", "sft")

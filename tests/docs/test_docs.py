@@ -18,9 +18,11 @@ from typer.main import get_command
 
 from rag_train.cli.app import app
 from rag_train.data_synth.deeprag.run import DeepRAGRecipe
+from rag_train.doctor.capacity import training
 from rag_train.downloads.catalogue import CATALOGUE
+from rag_train.model_presets import PRESETS, Preset
 from rag_train.recipe import describe
-from rag_train.training.recipe import TrainRecipe
+from rag_train.training.recipe import LoraRecipe, TrainRecipe
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted((DOCS / "site").rglob("*.md"))]
@@ -135,6 +137,19 @@ def test_pages_name_existing_recipes_and_launch_files() -> None:
 def code(page: Path) -> str:
     """The code blocks and the inline code of a Markdown page, a line each."""
     return "\n".join(re.findall(r"```.*?```|`[^`\n]+`", page.read_text(encoding="utf-8"), re.DOTALL))
+
+
+def test_page_of_presets_has_every_preset_with_its_gpus() -> None:
+    def gpus(preset: Preset, lora: LoraRecipe | None) -> str:
+        enough = (str(n) for n in (1, 2, 4, 8) if training(preset, lora, n) <= 80e9)
+        return next(enough, "more than 8")
+
+    page = (DOCS / "site/howto/model-presets.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\S+)` \| `(\S+/\S+)` \| (.+) \| (.+) \| (.+) \|$", page, re.MULTILINE)
+    assert rows == [
+        (name, preset.hub, f"{preset.parameters() / 1e9:.2f}", gpus(preset, LoraRecipe()), gpus(preset, None))
+        for name, preset in PRESETS.items()
+    ]
 
 
 def test_page_of_downloads_has_every_data_set() -> None:
