@@ -1,0 +1,76 @@
+"""The files around the code: Dockerfiles, issue templates, contributing guide, changelog and citation."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from support.paths import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """The instructions of a Dockerfile with their arguments, continued lines joined."""
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in joined.splitlines())]
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_dockerfile_copies_what_the_package_is_made_of(path: Path):
+    known = {"FROM", "RUN", "ENV", "WORKDIR", "COPY", "USER", "ENTRYPOINT", "CMD"}
+    parsed = instructions(path)
+    assert parsed[0][0] == "FROM" and {word for word, _ in parsed} <= known
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    copied = [source for word, rest in parsed if word == "COPY" for source in rest.split()[:-1]]
+    assert all((ROOT / source).exists() and source not in ignored for source in copied)
+    linked = {link.resolve().name for link in (ROOT / "rag_train").iterdir() if link.is_symlink()}
+    assert {"pyproject.toml", PROJECT["readme"], *PROJECT["license-files"], "rag_train", *linked} <= {*copied}
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_dockerfile_installs_existing_extras_and_does_not_run_as_root(path: Path):
+    parsed = instructions(path)
+    extras = [
+        extra for _, rest in parsed for found in re.findall(r'"\.\[(.+?)\]"', rest) for extra in found.split(",")
+    ]
+    assert extras and set(extras) <= {*PROJECT["optional-dependencies"]}
+    assert [rest for word, rest in parsed if word == "USER"] == ["1000"]
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.name
+)
+def test_issue_template_is_a_form(path: Path):
+    form = yaml.safe_load(path.read_text())
+    if path.name == "config.yml":
+        assert set(form) <= {"blank_issues_enabled", "contact_links"}
+        return
+    assert {"name", "description", "body"} <= set(form)
+    asked = [field for field in form["body"] if field["type"] != "markdown"]
+    assert len({field["id"] for field in asked}) == len(asked)
+    assert all({"label", "description"} <= set(field["attributes"]) for field in asked)
+
+
+def test_contributing_names_what_exists():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    places = re.findall(r"`((?:rag_train|data_synth|eval|docs|tests)/[\w/.]*)`|\]\(([\w/.-]+)\)", text)
+    paths = {place for pair in places for place in pair if place}
+    paths |= set(re.findall(r"(?:python|pytest) ((?:tests|docs)/[\w/]+\.py)", text))
+    assert len(paths) > 20 and [path for path in paths if not (ROOT / path).exists()] == []
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"\bmake (check|test|docs|lint|\w+-\w+)\b", text)) <= targets
+
+
+def test_changelog_and_citation_have_the_version():
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## ([\d.]+)", changelog, re.MULTILINE)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert newest and newest[1] == PROJECT["version"] == citation["version"]
+    assert citation["license"] == PROJECT["license"] and citation["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= set(citation)
