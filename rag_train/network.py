@@ -16,6 +16,13 @@ def hub_address() -> str:
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 
 
+def begin_reaching_hub() -> Callable[[], str | None]:
+    """Ask the Hub as `begin_reaching` does, unless ``HF_HUB_OFFLINE`` forbids it."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
+        return lambda: "HF_HUB_OFFLINE is set"
+    return begin_reaching(hub_address())
+
+
 def begin_reaching(address: str, seconds: float = SECONDS) -> Callable[[], str | None]:
     """Send a request to ``address`` in the background.
 

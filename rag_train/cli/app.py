@@ -98,10 +98,16 @@ def init(
     directory: Annotated[Path, typer.Argument(help="Directory to create or extend.")] = Path(),
     as_json: Json = False,
 ) -> None:
-    """Write the recipes and launch files that come with the package into a working directory."""
+    """Write the recipes and launch files that come with the package into a working directory.
+
+    recipes/README.md has the commands of a first run, with a model that this machine is enough for.
+    """
+    from rag_train.doctor.guide import write_guide
+
     written = write_working_files(directory)
-    listed = [str(path) for path in written]
-    report(as_json, listed, f"{directory}: wrote {len(written)} files to recipes/ and launch/")
+    guide = write_guide(directory / "recipes")
+    listed = [str(path) for path in [*written, guide]]
+    report(as_json, listed, f"{directory}: wrote {len(listed)} files to recipes/ and launch/; begin with {guide}")
 
 
 @app.command(rich_help_panel=START)

@@ -11,7 +11,7 @@ from typing import Any
 
 from rag_train.doctor import machine
 from rag_train.doctor.packages import PARTS, TORCH, Package, Part, accelerators, import_problem, installed
-from rag_train.network import begin_reaching, hub_address
+from rag_train.network import begin_reaching_hub, hub_address
 
 USES = {"serve": "serving", "lora": "training adapters (LoRA)", "train": "training all parameters"}
 
@@ -28,10 +28,9 @@ class Finding:
 def examine() -> Iterator[Finding]:
     """Yield what is here, what that is enough for, and the commands that install what is missing."""
     yield _attempt("rag-train", _software)
-    hub = hub_address()
-    reached = begin_reaching(hub)
+    reached = begin_reaching_hub()
     yield from _hardware()
-    yield _attempt("network", lambda: _network(hub, reached()))
+    yield _attempt("network", lambda: _network(hub_address(), reached()))
     yield _attempt("caches", _caches)
     torch = installed(TORCH)
     devices, problem = accelerators() if torch.works else ([], None)
@@ -128,7 +127,8 @@ def _enough(devices: list[machine.Accelerator]) -> Finding:
     sizes = [device.memory for device in devices if device.memory]
     found = largest(min(sizes), len(sizes)) if sizes else largest(machine.memory().total, 1)
     parts = [f"{use} {found[key] or 'no preset'}" for key, use in USES.items()]
-    return Finding("enough_for", found, "; ".join(parts))
+    slow = "" if sizes else " (by the memory; slow without an accelerator)"
+    return Finding("enough_for", found, "; ".join(parts) + slow)
 
 
 def _install(packages: list[Package], gpu: bool) -> Finding:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rag_train.downloads.catalogue import DataSet, File
 from rag_train.errors import UserError
 from rag_train.files import sha256, write_text
-from rag_train.network import begin_reaching, hub_address
+from rag_train.network import begin_reaching_hub, hub_address
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
@@ -52,7 +52,7 @@ def get(name: str, data: DataSet, folder: Path) -> Download:
     """
     if source := _complete(data, folder):
         return Download(name, folder, source, new=False)
-    if problem := begin_reaching(hub_address())():
+    if problem := begin_reaching_hub()():
         remedy = "check the network, or set HF_ENDPOINT to a mirror"
         raise UserError(f"{name}: {hub_address()} does not answer ({problem}); {remedy}")
     with _failures(name):
@@ -91,8 +91,8 @@ def _failures(name: str) -> Iterator[None]:
 
 
 def _failed(name: str, error: Exception) -> UserError:
-    told = str(error).strip().partition("\n")[0] or type(error).__name__
-    return UserError(f"{name}: the download failed ({told}); give the same command again to continue")
+    told = " ".join(str(error).split()) or type(error).__name__
+    return UserError(f"{name}: the download failed ({told[:300]}); give the same command again to continue")
 
 
 def _pinned(data: DataSet) -> dict[str, RepoFile]:

@@ -78,6 +78,8 @@ def repositories(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A Hub with every file of the catalogue, Parquet files and archives in LFS."""
     with hub() as url:
         monkeypatch.setenv("HF_ENDPOINT", url)
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         for name, data in CATALOGUE.items():
             for part in (part for file in data.files for part in file.parts):
                 Hub.files[(data.repository, data.revision, part)] = released(name, part)
