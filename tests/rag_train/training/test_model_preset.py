@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rag_train.errors import UserError
-from rag_train.model_presets import PRESETS, find_preset, preset_keys
+from rag_train.model_presets import PRESETS, fill_from_preset, find_preset, preset_keys
 from rag_train.recipe import save_recipe
 from rag_train.training.recipe import load_train_recipe
 
@@ -32,23 +34,33 @@ def test_preset_fills_what_the_recipe_leaves_out(tmp_path: Path, monkeypatch: py
 
 
 def test_keys_of_the_recipe_and_of_the_command_line_win(tmp_path: Path):
-    given = recipe(tmp_path, model_preset="qwen2.5-7b", model="mine", batch_size=4, gradient_checkpointing="false")
-    loaded = load_train_recipe(given, ["gradient_accumulation=3"])
+    file = recipe(tmp_path, model_preset="qwen2.5-7b", model="mine", batch_size=4, gradient_checkpointing="false")
+    loaded = load_train_recipe(file, ["gradient_accumulation=3"])
     assert (loaded.model, loaded.batch_size, loaded.gradient_accumulation) == ("mine", 4, 3)
     assert not loaded.gradient_checkpointing
-    assert load_train_recipe(given).gradient_accumulation == 16  # 64 examples per step
+    assert load_train_recipe(file).gradient_accumulation == 16  # 64 examples per step
     named = load_train_recipe(recipe(tmp_path, model_preset="qwen2.5-7b"), ["model_preset=smollm2-135m"])
     assert named.model == "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
+OWN = ("model", "batch_size", "gradient_accumulation", "precision", "gradient_checkpointing", "lora", "quantize")
+
+
+@given(st.sampled_from(sorted(PRESETS)), st.sets(st.sampled_from(OWN)))
+def test_no_key_of_the_recipe_is_changed_and_no_other_is_missing(name: str, own: set[str]):
+    data: dict[str, Any] = {"model_preset": f"{name}-lora"} | dict.fromkeys(own)
+    fill_from_preset(data)
+    assert all(data[key] is None for key in own) and set(data) == {"model_preset", *OWN}
+
+
 def test_model_of_another_preset_is_a_contradiction(tmp_path: Path):
     """The recipes of the systems name Qwen2.5-7B: a preset on the command line must not be ignored."""
-    given = recipe(tmp_path, model="Qwen/Qwen2.5-7B-Instruct")
+    file = recipe(tmp_path, model="Qwen/Qwen2.5-7B-Instruct")
     with pytest.raises(
         UserError, match="is not the model of the preset smollm2-135m; remove it, or set model=Hugg"
     ):
-        load_train_recipe(given, ["model_preset=smollm2-135m"])
-    assert load_train_recipe(given, ["model_preset=qwen2.5-7b-lora"]).lora
+        load_train_recipe(file, ["model_preset=smollm2-135m"])
+    assert load_train_recipe(file, ["model_preset=qwen2.5-7b-lora"]).lora
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4, 8])
