@@ -292,7 +292,7 @@ def _merge(output: Path, shard: Shard, items: int, settings: dict[str, Any], key
         lines = totals.counting(done.lines(range(items)))
         if remaining := items - done.count:
             deque(lines, maxlen=0)
-            summary = Summary(str(output), items, totals.records, totals.counts, totals.rejected)
+            summary = Summary(str(output), items, totals.records, dict(totals.counts), dict(totals.rejected))
             return replace(summary, remaining=remaining, open=done.open)
         with _new(output, suffix) as records, _new(_rejected(output), suffix) as rejected:
             for line in lines:

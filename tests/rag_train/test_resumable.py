@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import tracemalloc
+from dataclasses import asdict
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
@@ -213,6 +214,7 @@ def test_open_items_are_counted_and_tried_again_with_the_same_result(tmp_path: P
     assert not caught.value.gone, "the other questions were answered"
     part = do(output, Shard(1, 2))
     assert (part.items_done, part.remaining, part.open) == (1, 1, 1)
+    assert json.loads(json.dumps(asdict(part)))["remaining"] == 1  # as workers of a cluster return it
     assert "1 of them open after failures of a service" in summary_line(part)
     last = do(output, Shard(2, 2))
     assert (last.items_done, last.remaining, last.open) == (1, 0, 0)
