@@ -1,4 +1,4 @@
-"""Files of records of any type: one JSON object a line, validated line by line."""
+"""Files of records of any type, one JSON object a line, validated line by line; and released question files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from rag_train.errors import UserError
+from rag_train.questions.load import load_questions
 from rag_train.resumable import Rejected
 from rag_train.schema import PreferencePair, Question, Record, SFTRecord, Trajectory
 
@@ -37,14 +38,18 @@ class RecordFile:
 def read_record_file(path: Path) -> RecordFile:
     """Read a file of records; the fields of its first JSON object decide the type of all.
 
-    Raises UserError if the file cannot be read, or if its first JSON object fits no record type.
+    A question file as released (`rag_train.questions.load`) is read as questions, numbered from 1.
+
+    Raises UserError if the file cannot be read, or if it is neither of both.
     """
     try:
         # Bytes are split at line breaks only; str.splitlines would also split at U+2028 inside a JSON string.
         lines = [(number, line) for number, line in enumerate(path.read_bytes().splitlines(), 1) if line.strip()]
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give the path of a file of records") from error
-    record_type = _record_type(path, lines)
+    record_type = _record_type(lines)
+    if record_type is None:
+        return RecordFile(path, Question, dict(enumerate(_released(path), 1)), [])
     records, invalid = {}, []
     for number, line in lines:
         try:
@@ -56,16 +61,27 @@ def read_record_file(path: Path) -> RecordFile:
     return RecordFile(path, record_type, records, invalid)
 
 
-def _record_type(path: Path, lines: list[tuple[int, bytes]]) -> type[Record]:
-    for number, line in lines:
+def _record_type(lines: list[tuple[int, bytes]]) -> type[Record] | None:
+    """Return the first record type that the first JSON object fits, or None."""
+    for _, line in lines:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(row, dict):
-            for record_type in RECORD_TYPES:
-                if {name for name, field in record_type.model_fields.items() if field.is_required()} <= row.keys():
-                    return record_type
+        if not isinstance(row, dict):
+            return None
+        for record_type in RECORD_TYPES:
+            if {name for name, field in record_type.model_fields.items() if field.is_required()} <= row.keys():
+                return record_type
+        return None
+    return None
+
+
+def _released(path: Path) -> list[Question]:
+    try:
+        return load_questions(path)
+    except UserError as error:
         names = ", ".join(record_type.__name__ for record_type in RECORD_TYPES)
-        raise UserError(f"{path}, line {number}: unknown type of record; give a file of one of the types {names}")
-    raise UserError(f"{path}: no JSON objects; give a file of records, one a line")
+        raise UserError(
+            f"{path}: no records of one of the types {names}, and as a question file: {error}"
+        ) from error

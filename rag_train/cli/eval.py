@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 REPRODUCTION = Path("runs/reproduce/results")
+STRATEGIES = ["direct", "cot", "rag", "deeprag"]
+"""Strategies of `rag-train eval` without --strategy."""
 evaluation = typer.Typer()
 
 MatrixDirectory = Annotated[Path, typer.Argument(help="Directory that `rag-train eval` wrote.")]
@@ -79,7 +81,10 @@ def evaluate(
     ] = None,
     strategy: Annotated[
         list[str] | None,
-        typer.Option(help="Name of a strategy, optionally with settings: dualrag,outline=flat; may be repeated."),
+        typer.Option(
+            help="Name of a strategy, optionally with settings: dualrag,outline=flat; may be repeated. By default direct, "
+            "cot, rag and deeprag."
+        ),
     ] = None,
     columns: Columns = None,
     adapter: Adapter = None,
@@ -107,11 +112,12 @@ def evaluate(
     Each model is started once. Questions that were answered before under the same settings are not answered again.
     """
     from rag_train.eval.matrix.run import run_matrix
+    from rag_train.progress import console
     from rag_train.questions.load import at_most, open_questions, parse_columns
     from rag_train.retrieval.specification import split
     from rag_train.strategies.kit import open_retrievers
 
-    strategies = strategy or ["direct", "cot", "rag", "deeprag"]
+    strategies = strategy or STRATEGIES
     if bool(model) == bool(watch):
         raise UserError("give either --model, or --watch with the output_dir of a training run")
     if bool(index) == bool(retriever):
@@ -128,6 +134,8 @@ def evaluate(
     else:
         indexes = named_places("--retriever", retriever or [])
         retrievers = {name: open_retrievers(split(places)) for name, places in indexes.items()}
+    if not strategy:
+        console.print(f"strategies: {', '.join(STRATEGIES)}; choose others with --strategy", soft_wrap=True)
 
     def run(models: dict[str, str]) -> list[Cell]:
         return asyncio.run(run_matrix(config, models, strategies, datasets, retrievers, output, seed))

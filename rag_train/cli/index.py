@@ -38,10 +38,13 @@ def index(
     The encoder of a Milvus collection is part of its address:
     milvus://HOST:PORT/COLLECTION?encoder=MODEL or milvus:FILE.db/COLLECTION?encoder=MODEL.
     """
-    from rag_train.progress import progress, up_to
+    from rag_train.progress import console, progress, up_to
     from rag_train.retrieval.corpus import count_lines
+    from rag_train.retrieval.index.directory import MANIFEST
     from rag_train.retrieval.open import index_corpus
 
+    if Path(output, MANIFEST).is_file():
+        console.print(f"{output}: already an index; it stays in use until the new one replaces it", soft_wrap=True)
     with progress(f"indexing {corpus.name}", count_lines(corpus)) as advance:
         passages = index_corpus(
             kind, corpus, output, up_to(advance), encoder=encoder, vectors=vectors, search=search, bf16=bf16

@@ -17,6 +17,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,7 +49,7 @@ def train(recipe: TrainRecipe) -> TrainResult:
         return replace(result, already_finished=True)
 
     _require_packages(recipe)
-    checkpoints = output_dir / "checkpoints"
+    checkpoints, made = output_dir / "checkpoints", not output_dir.exists()
     try:
         checkpoints.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -57,8 +58,14 @@ def train(recipe: TrainRecipe) -> TrainResult:
     quiet_libraries()
     from rag_train.training.failures import explain_failures
 
-    with explain_failures(recipe):
-        return _run(recipe, identity, output_dir, checkpoints)
+    try:
+        with explain_failures(recipe):
+            return _run(recipe, identity, output_dir, checkpoints)
+    except UserError:
+        for folder in (checkpoints, *([output_dir] if made else [])):
+            with suppress(OSError):  # only empty folders are removed
+                folder.rmdir()
+        raise
 
 
 def _run(recipe: TrainRecipe, identity: dict[str, Any], output_dir: Path, checkpoints: Path) -> TrainResult:

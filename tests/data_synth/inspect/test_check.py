@@ -10,7 +10,7 @@ from support.synthesis import HELD_OUT, example, write
 from rag_train.data_synth.inspect.check import check
 from rag_train.data_synth.inspect.records import read_record_file
 from rag_train.llm.checkpoint import load_tokenizer
-from rag_train.schema import Plan, PlanNode, PreferencePair, Trajectory
+from rag_train.schema import Plan, PlanNode, PreferencePair, Question, Trajectory
 from rag_train.training.data import sft_rows
 
 
@@ -65,8 +65,8 @@ def test_reports_problems_with_line_numbers(tmp_path: Path, call, capsys):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no JSON objects; give a file of records, one a line"),
-        ('{"a": 1}\n', "line 1: unknown type of record; give a file of one of the types SFTRecord, PreferencePair"),
+        ("", "as a question file:"),
+        ('{"a": 1}\n', "no records of one of the types SFTRecord, PreferencePair"),
         (None, "No such file or directory; give the path of a file of records"),
     ],
 )
@@ -78,6 +78,12 @@ def test_rejects_files_without_records(tmp_path: Path, call, capsys, text: str |
         assert call("data", command, str(path)) == 2
         error = capsys.readouterr().err
         assert error.startswith("error: ") and message in error and error.count("\n") == 1
+
+
+def test_reads_question_files_as_released(tmp_path: Path):
+    path = tmp_path / "test.jsonl"
+    path.write_text('{"id": "1", "question": "Who?", "golden_answers": ["A"]}\n')
+    assert read_record_file(path).records == {1: Question(id="1", question="Who?", answers=["A"])}
 
 
 def test_checks_pairs_and_plans(tmp_path: Path):

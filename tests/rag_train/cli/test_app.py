@@ -43,7 +43,10 @@ def test_index_reports_the_line_of_a_broken_corpus(
     monkeypatch: pytest.MonkeyPatch, capsys, world: Path, tmp_path: Path
 ):
     assert call(monkeypatch, "index", str(world / "corpus.jsonl"), str(tmp_path / "index"), "--json") == 0
-    assert json.loads(capsys.readouterr().out)["passages"] == 84
+    said = capsys.readouterr()
+    assert json.loads(said.out)["passages"] == 84 and "already an index" not in said.err
+    assert call(monkeypatch, "index", str(world / "corpus.jsonl"), str(tmp_path / "index")) == 0
+    assert "already an index; it stays in use until the new one replaces it" in capsys.readouterr().err
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"id": "1", "text": "a"}\n{"id": "2"\n')
     for corpus, message in ((broken, "line 2"), (tmp_path / "gone.jsonl", "gone.jsonl")):

@@ -316,6 +316,7 @@ def test_names_line_of_invalid_record(work: Path, tmp_path: Path):
         f"{path}, line 2: not a SFTRecord (prompt: Field required); "
         "give a file that `rag-train synth` wrote, or fix the line"
     )
+    assert not (tmp_path / "out").exists()
 
 
 def test_infinite_loss_stops_run(work: Path, tmp_path: Path):
