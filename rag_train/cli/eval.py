@@ -82,8 +82,8 @@ def evaluate(
     strategy: Annotated[
         list[str] | None,
         typer.Option(
-            help="Name of a strategy, optionally with settings: dualrag,outline=flat; may be repeated. By default direct, "
-            "cot, rag and deeprag."
+            help="Name of a strategy, optionally with settings: dualrag,outline=flat; may be repeated. "
+            "By default direct, cot, rag and deeprag."
         ),
     ] = None,
     columns: Columns = None,
