@@ -7,7 +7,6 @@ download and without torch; a test compares it with the classes of transformers.
 from __future__ import annotations
 
 import difflib
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,8 +118,8 @@ def find_preset(name: str) -> Preset:
     raise UserError(f"model_preset: no preset {name[:80]!r}; {remedy}")
 
 
-def preset_keys(name: str, processes: int) -> dict[str, Any]:
-    """Return the keys of a training recipe that the preset ``name`` stands for, on this number of GPUs.
+def preset_keys(name: str) -> dict[str, Any]:
+    """Return the keys of a training recipe that the preset ``name`` stands for.
 
     Activations are recomputed from one billion parameters on. Weights under adapters are quantised if they are
     larger than the 80 GB of a GPU, because every process loads all of them.
@@ -130,7 +129,7 @@ def preset_keys(name: str, processes: int) -> dict[str, Any]:
     keys: dict[str, Any] = {
         "model": preset.hub,
         "batch_size": 1,
-        "gradient_accumulation": max(1, EXAMPLES_PER_STEP // processes),
+        "global_batch": EXAMPLES_PER_STEP,
         "precision": "bf16",
         "gradient_checkpointing": large,
     }
@@ -143,9 +142,6 @@ def preset_keys(name: str, processes: int) -> dict[str, Any]:
 def fill_from_preset(data: dict[str, Any]) -> None:
     """Add to a recipe's data the keys that its ``model_preset`` stands for and that it leaves out.
 
-    The number of GPUs is that of the launcher's processes. If the recipe has a ``batch_size``, the number of
-    examples per optimizer step stays the same.
-
     Raises UserError if there is no such preset, or if the recipe's model is that of another one.
     """
     if not isinstance(name := data.get("model_preset"), str):
@@ -155,11 +151,8 @@ def fill_from_preset(data: dict[str, Any]) -> None:
         raise UserError(
             f"model: {model} is not the model of the preset {name}; remove it, or set model={preset.hub}"
         )
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    batch = data.get("batch_size", 1)
-    each = processes * batch if isinstance(batch, int) and batch > 0 else processes
-    keys = preset_keys(name, each)
-    if data.get("global_batch"):  # which gradient_accumulation follows from
-        del keys["gradient_accumulation"]
+    keys = preset_keys(name)
+    if "gradient_accumulation" in data:  # it would follow from global_batch
+        del keys["global_batch"]
     for key, value in keys.items():
         data.setdefault(key, value)
