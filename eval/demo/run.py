@@ -305,8 +305,8 @@ def _summary(recipe: DemoRecipe, seeds: Sequence[int], results: Sequence[SeedRes
         knowledge = f"It knows {recipe.miniworld.world.known_share:.0%} of the facts."
     else:
         assert recipe.atlas is not None
-        model = f"{recipe.atlas.model} and real facts about places and elements"
-        knowledge = f"Of the facts behind the questions that it answers consistently, it knows {share}."
+        model = f"{recipe.atlas.model}, a pretrained model, and real facts about places and elements"
+        knowledge = f"Of the facts behind the questions on which its answers agree, it knows {share}."
     return (
         f"{model}. {knowledge} Tree search explores this knowledge boundary, which the model then learns by "
         f"imitation (Stage I) and by calibration (Stage II). {recipe.test_questions} multi-hop {recipe.split} "
