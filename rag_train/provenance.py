@@ -32,6 +32,12 @@ def code_version() -> str:
     return f"{version('rag-train')}-{out}"
 
 
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
 def machine() -> dict[str, str]:
     """Return the processor, cores, memory, and the versions of the libraries that affect results and speed."""
     info = {"python": platform.python_version(), "system": platform.system(), "cores": str(os.cpu_count())}

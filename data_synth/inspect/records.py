@@ -40,7 +40,7 @@ def read_record_file(path: Path) -> RecordFile:
 
     A question file as released (`rag_train.questions.load`) is read as questions, numbered from 1.
 
-    Raises UserError if the file cannot be read, or if it is neither of both.
+    Raises UserError if the file cannot be read, or if it holds neither records nor questions.
     """
     try:
         # Bytes are split at line breaks only; str.splitlines would also split at U+2028 inside a JSON string.
@@ -68,13 +68,13 @@ def _record_type(lines: list[tuple[int, bytes]]) -> type[Record] | None:
             row = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if not isinstance(row, dict):
-            return None
-        for record_type in RECORD_TYPES:
-            if {name for name, field in record_type.model_fields.items() if field.is_required()} <= row.keys():
-                return record_type
-        return None
+        if isinstance(row, dict):
+            return next((kind for kind in RECORD_TYPES if _required(kind) <= row.keys()), None)
     return None
+
+
+def _required(record_type: type[Record]) -> set[str]:
+    return {name for name, field in record_type.model_fields.items() if field.is_required()}
 
 
 def _released(path: Path) -> list[Question]:

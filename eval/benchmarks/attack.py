@@ -22,10 +22,11 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -420,7 +421,7 @@ def row(attack: str, outcomes: Counter[str]) -> dict[str, Any]:
     return {"attack": attack, "cases": outcomes.total(), "outcomes": dict(outcomes.most_common())}
 
 
-def killed_indexes(scratch: Path, cases: int) -> list[dict[str, Any]]:
+def killed_indexes(scratch: Path) -> list[dict[str, Any]]:
     rows = []
     for kind in KINDS[:2]:
         (scratch / kind).mkdir()
@@ -428,7 +429,7 @@ def killed_indexes(scratch: Path, cases: int) -> list[dict[str, Any]]:
     return rows
 
 
-def strangers_files(scratch: Path, cases: int) -> list[dict[str, Any]]:
+def strangers_files(cases: int, scratch: Path) -> list[dict[str, Any]]:
     rows = [
         row("recipe with hostile pieces", hostile_recipes(10 * cases, scratch)),
         row("checkpoint", corrupted_checkpoints(cases, scratch)),
@@ -439,17 +440,9 @@ def strangers_files(scratch: Path, cases: int) -> list[dict[str, Any]]:
     return rows
 
 
-def requests(scratch: Path, cases: int) -> list[dict[str, Any]]:
-    return list(retrieval_service(scratch))
-
-
 KINDS = ("bm25", "lucene", "Flat", "HNSW16", "IVF2,Flat")
-PARTS: dict[str, Callable[[Path, int], list[dict[str, Any]]]] = {
-    "kills": killed_indexes,
-    "files": strangers_files,
-    "requests": requests,
-}
-"""Parts of the campaign, each with a directory to work in and the number of corrupted files of each kind."""
+PARTS = ("kills", "files", "requests")
+"""Parts of the campaign."""
 
 
 def main() -> None:
@@ -465,9 +458,14 @@ def main() -> None:
     result: dict[str, Any] = {"passages": PASSAGES}
     if options.part:
         result |= {part: json.loads(file.read_text())[part] for part in PARTS}
+    measures: dict[str, Callable[[Path], Iterable[dict[str, Any]]]] = {
+        "kills": killed_indexes,
+        "files": partial(strangers_files, options.cases),
+        "requests": retrieval_service,
+    }
     for part in [options.part] if options.part else PARTS:
         with tempfile.TemporaryDirectory() as scratch:
-            result[part] = PARTS[part](Path(scratch), options.cases)
+            result[part] = list(measures[part](Path(scratch)))
     save_result(file, result)
 
 

@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 from transformers import default_data_collator
 
 from rag_train.eval.benchmarks.common import benchmark_parser, mini_world
-from rag_train.files import write_records
+from rag_train.files import sha256, write_records
 from rag_train.formats import deeprag
 from rag_train.llm.checkpoint import load_tokenizer
 from rag_train.progress import console
@@ -269,9 +269,7 @@ def digest(folder: Path) -> str:
     whole = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != "lock":
-            whole.update(str(path.relative_to(folder)).encode())
-            with path.open("rb") as file:
-                whole.update(hashlib.file_digest(file, "sha256").digest())
+            whole.update(f"{path.relative_to(folder)} {sha256(path)}\n".encode())
     return whole.hexdigest()
 
 

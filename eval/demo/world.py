@@ -96,14 +96,12 @@ def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path
     from rag_train.atlas.knowledge import facts_of, measure
     from rag_train.atlas.passages import corpus
     from rag_train.atlas.questions import questions
-    from rag_train.llm.packaged import MODELS, fetch
+    from rag_train.llm.packaged import checkpoint_of
 
     atlas = load_atlas()
-    asked = _one_answer(questions(atlas, recipe.split, seed))[: recipe.test_questions]  # pyright: ignore[reportArgumentType]
-    train = _one_answer(questions(atlas, "train", seed))
+    asked = one_answer(questions(atlas, recipe.split, seed))[: recipe.test_questions]  # pyright: ignore[reportArgumentType]
+    train = one_answer(questions(atlas, "train", seed))
     cold = recipe.cold_start.questions if recipe.cold_start else 0
-    packaged = settings.model in MODELS
-    model = fetch(settings.model, work / settings.model) if packaged else Path(settings.model)
 
     async def known(llm: LLM, output: Path) -> Known:
         measured = await measure(atlas, facts_of(atlas, asked), llm, output)
@@ -115,7 +113,7 @@ def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path
         # from: most of their kept trajectories would be wrong on the way.
         train=[question for question in train[cold:] if question.type == "chain"],
         asked=asked,
-        model=model,
+        model=checkpoint_of(settings.model, work),
         known=known,
         engine={"max_context": 2048},
         instructed=("cot",),
@@ -124,6 +122,6 @@ def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path
     )
 
 
-def _one_answer(questions: list[Question]) -> list[Question]:
-    """The questions of several hops, without compound ones, which have several answers."""
+def one_answer(questions: list[Question]) -> list[Question]:
+    """Return the questions of several hops, without compound ones, which have several answers."""
     return [question for question in multi_hop(questions) if question.type != "compound"]

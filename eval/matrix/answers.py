@@ -97,6 +97,11 @@ class Answers:
             self._stored[digest([question])] = trajectory
 
 
+def needs_attention(strategy: str) -> bool:
+    """Whether the strategy reads attention weights, which vLLM does not return."""
+    return strategy.startswith("dragin")
+
+
 def digest(questions: Sequence[Question]) -> str:
     """Return the SHA-256 of the questions' contents."""
     return hashlib.sha256("\n".join(q.model_dump_json() for q in questions).encode()).hexdigest()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
-from rag_train.eval.matrix.answers import Answers
+from rag_train.eval.matrix.answers import Answers, needs_attention
 from rag_train.eval.miniworld.lab import Lab
 from rag_train.eval.miniworld.models import checkpoint
 from rag_train.llm.base import LLM
@@ -45,21 +45,16 @@ async def ask(lab: Lab, requests: Mapping[Request, Sequence[Question]]) -> dict[
             # An engine starts only if a request needs it.
             engine = slow = None
             models: dict[str, LLM] = {}
-            if any(not _needs_attention(request) for request in missing):
+            if any(not needs_attention(request.strategy) for request in missing):
                 engine = await stack.enter_async_context(lab.serve(directory))
                 for name, path in others.items():
                     models[name] = await stack.enter_async_context(lab.serve(path))
-            if any(map(_needs_attention, missing)):
+            if any(needs_attention(request.strategy) for request in missing):
                 slow = TransformersEngine.start(str(directory))
             for request in group:
                 if request in missing:
-                    llm = slow if _needs_attention(request) else engine
+                    llm = slow if needs_attention(request.strategy) else engine
                     assert llm is not None
                     await kept[request].ask(lab.kit(llm, models), requests[request])
                 out[request] = kept[request].of(requests[request])
     return out
-
-
-def _needs_attention(request: Request) -> bool:
-    """Whether the strategy reads attention weights, which vLLM does not return."""
-    return request.strategy.startswith("dragin")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,14 +89,9 @@ class Lab:
         """Return a strategy's kit over this seed's retrievers; ``models`` are the roles' own models."""
         return Kit(llm, self.retriever, instructions=False, models=models or {}, retrievers=self.retrievers)
 
-    @asynccontextmanager
-    async def serve(self, model: Path) -> AsyncIterator[VLLMEngine]:
-        """Serve a checkpoint with vLLM within the block."""
-        engine = VLLMEngine.start(str(model), dtype="float32", seed=self.seed, kv_cache_bytes=2**28)
-        try:
-            yield engine
-        finally:
-            await engine.aclose()
+    def serve(self, model: Path) -> aclosing[VLLMEngine]:
+        """Serve a checkpoint with vLLM until the end of the ``async with`` block."""
+        return aclosing(VLLMEngine.start(str(model), dtype="float32", seed=self.seed, kv_cache_bytes=2**28))
 
 
 def multi_hop(questions: Iterable[Question]) -> list[Question]:

@@ -12,13 +12,13 @@ import hashlib
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from rag_train.eval.demo.stages import fine_tune, search
-from rag_train.eval.matrix.answers import Answers
+from rag_train.eval.matrix.answers import Answers, needs_attention
 from rag_train.eval.matrix.tables import main_table
 from rag_train.eval.metrics.summary import RunSummary, pool, summarize
 from rag_train.eval.real.examples import equal_shares, gold_examples
@@ -26,7 +26,7 @@ from rag_train.eval.real.recipe import RealRecipe
 from rag_train.eval.real.world import RealWorld, open_atlas, open_files
 from rag_train.files import read_records, write_records, write_text
 from rag_train.llm.base import LLM
-from rag_train.llm.packaged import MODELS, fetch
+from rag_train.llm.packaged import checkpoint_of
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.llm.vllm import VLLMEngine
 from rag_train.progress import console
@@ -62,8 +62,6 @@ class Row:
     model: str
     questions: str
     summary: RunSummary
-    unparsed: float
-    """Notes that something did not parse, per question."""
     failed: int
     seconds: float
     """Time to answer in the run that wrote this row; close to 0 if all answers were there already."""
@@ -92,7 +90,7 @@ async def _run_seed(
 ) -> tuple[list[Row], dict[str, int]]:
     key = hashlib.sha256(json.dumps([asdict(recipe), str(data or "")], sort_keys=True).encode()).hexdigest()[:8]
     folder = work / f"seed{seed}-{key}"
-    model = fetch(recipe.model, work / recipe.model) if recipe.model in MODELS else Path(recipe.model)
+    model = checkpoint_of(recipe.model, work)
     world = open_files(data, seed) if data else open_atlas(recipe.split, seed)
     retriever = AsyncRetriever(world.index)
     rows: list[Row] = []
@@ -118,7 +116,7 @@ async def _tune(
     """Train the model ``folder / "tuned"`` on `equal_shares` of all methods' examples."""
     settings = recipe.lessons
     asked = world.train[: settings.questions]
-    async with _serving(recipe, model, seed) as engine:
+    async with aclosing(_engine(recipe, model, seed)) as engine:
         asked = await world.annotate(engine, asked, folder / "known.jsonl")
         cold = folder / "cold_start.jsonl"
         await search("cold_start", model, asked, cold, seed, engine, retriever, world.index.corpus_sha256)
@@ -156,10 +154,10 @@ async def _answer(
             answers = Answers(folder, job.strategy, {"model": str(model), "questions": job.questions})
             began = time.perf_counter()
             if answers.missing(job.asked):
-                attention = job.strategy.startswith("dragin")  # vLLM returns no attention weights
+                attention = needs_attention(job.strategy)
                 if attention not in engines:
-                    opened = _attending(model) if attention else _serving(recipe, model, seed)
-                    engines[attention] = await stack.enter_async_context(opened)
+                    opened = TransformersEngine.start(str(model)) if attention else _engine(recipe, model, seed)
+                    engines[attention] = await stack.enter_async_context(aclosing(opened))
                 kit = Kit(
                     engines[attention],
                     retriever,
@@ -172,27 +170,15 @@ async def _answer(
 
 
 def _row(seed: int, model: str, job: Job, trajectories: list[Trajectory], seconds: float) -> Row:
-    unparsed = sum("did not parse" in note for t in trajectories for note in t.notes.values())
     return Row(
         seed=seed,
         model=model,
         questions=job.questions,
         summary=summarize(job.asked, trajectories, strategy=job.strategy, stage=model, seed=seed),
-        unparsed=unparsed / len(trajectories),
         failed=sum(t.error is not None for t in trajectories),
         seconds=seconds,
     )
 
 
-@asynccontextmanager
-async def _serving(recipe: RealRecipe, model: Path, seed: int) -> AsyncIterator[LLM]:
-    engine = VLLMEngine.start(str(model), seed=seed, max_context=recipe.max_context)
-    try:
-        yield engine
-    finally:
-        await engine.aclose()
-
-
-@asynccontextmanager
-async def _attending(model: Path) -> AsyncIterator[LLM]:
-    yield TransformersEngine.start(str(model))
+def _engine(recipe: RealRecipe, model: Path, seed: int) -> VLLMEngine:
+    return VLLMEngine.start(str(model), seed=seed, max_context=recipe.max_context)

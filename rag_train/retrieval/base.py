@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Sequence
 from threading import BoundedSemaphore
 from typing import Any, Protocol
@@ -27,10 +26,6 @@ class Retriever(Protocol):
         Raises ServiceError if a service fails that it depends on.
         """
         ...
-
-
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-"""Cores that this process may use."""
 
 
 def threads(part: Any) -> int:

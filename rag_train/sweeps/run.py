@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 
@@ -22,6 +22,7 @@ from rag_train.progress import console, progress
 from rag_train.sweeps.file import Sweep
 from rag_train.sweeps.page import write_page
 from rag_train.sweeps.study import Study, Trial, best_of, total_trials
+from rag_train.training.result import RESULT, TrainResult
 
 
 @dataclass(frozen=True)
@@ -153,17 +154,16 @@ async def _train(study: Study, trial: Trial, device: str | None, workers: int, l
     trial = replace(trial, seconds=time.perf_counter() - start)
     if code:
         return replace(trial, state="failed", error=_last_error(directory / "trial.log", code))
-    value = _value(json.loads((directory / "training.json").read_text()), study.sweep.metric)
+    value = _value(TrainResult(**json.loads((directory / RESULT).read_text())), study.sweep.metric)
     if value is None:
         return replace(trial, state="failed", error=f"{study.sweep.metric} was never logged; lower logging_steps")
     return replace(trial, state="finished", value=value)
 
 
-def _value(result: dict[str, Any], metric: str) -> float | None:
+def _value(result: TrainResult, metric: str) -> float | None:
     """Return the last value of a metric of training, or the value on held-out examples of the weights that were
     kept."""
-    kept = [entry for entry in result["validation"] if entry["step"] == result["kept_step"]]
-    entries = kept if metric.startswith("eval_") else result["losses"]
+    entries = result.kept if metric.startswith("eval_") else result.losses
     return next((entry[metric] for entry in reversed(entries) if metric in entry), None)
 
 

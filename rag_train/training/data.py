@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from rag_train.formats.deeprag import decision_snippet, render_step
 from rag_train.formats.prompting import as_turn
 from rag_train.schema import Decision, PreferencePair, Segment, SFTRecord, Step
 from rag_train.training.masking import IGNORE, encode_segments
-from rag_train.training.rows import TOKENS, stored_rows
+from rag_train.training.rows import TOKENS, R, stored_rows
 
 REMEDY = "give a file that `rag-train synth` wrote, or fix the line"
 COUNTS = {"group": pa.string(), "tokens": pa.int32(), "trained": pa.int32(), "whole": pa.bool_()}
@@ -62,11 +63,7 @@ def sft_rows(
 
     The rows are on disk (see `stored_rows`).
     """
-    encode = partial(_sft_row, tokenizer, max_tokens, chat)
-    columns = {name: TOKENS for name in SFT} | COUNTS
-    rows, refused = stored_rows(
-        Path(path), SFTRecord, encode, columns, _settings(tokenizer, "sft", max_tokens, chat), REMEDY
-    )
+    rows, refused = _stored(path, SFTRecord, _sft_row, SFT, tokenizer, max_tokens, chat)
     if balance and len(rows):
         tasks = _groups(rows)
         share = len(rows) // len(tasks)
@@ -87,11 +84,7 @@ def dpo_rows(
 
     The rows are on disk (see `stored_rows`).
     """
-    encode = partial(_dpo_row, tokenizer, max_tokens, chat)
-    columns = {name: TOKENS for name in DPO} | COUNTS
-    rows, refused = stored_rows(
-        Path(path), PreferencePair, encode, columns, _settings(tokenizer, "dpo", max_tokens, chat), REMEDY
-    )
+    rows, refused = _stored(path, PreferencePair, _dpo_row, DPO, tokenizer, max_tokens, chat)
     if balance and len(rows):
         snippets = _groups(rows)
         share = min(map(len, snippets))
@@ -107,8 +100,22 @@ def spread(items: np.ndarray, n: int) -> np.ndarray:
     return items[np.arange(n) * len(items) // n]
 
 
+def _stored(
+    path: str | Path,
+    kind: type[R],
+    encode: Callable[[Any, int, bool, str, R], dict[str, Any] | str],
+    names: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    max_tokens: int,
+    chat: bool,
+) -> tuple[Dataset, Counter[str]]:
+    """Return `stored_rows` with the token columns ``names``, keyed by all that determines a record's tokens."""
+    columns = {name: TOKENS for name in names} | COUNTS
+    settings = _settings(tokenizer, "sft" if kind is SFTRecord else "dpo", max_tokens, chat)
+    return stored_rows(Path(path), kind, partial(encode, tokenizer, max_tokens, chat), columns, settings, REMEDY)
+
+
 def _settings(tokenizer: Any, stage: str, max_tokens: int, chat: bool) -> dict[str, Any]:
-    """Return all that determines a record's tokens."""
     parts = [tokenizer.chat_template, tokenizer.bos_token_id, tokenizer.eos_token_id]
     whole = tokenizer.backend_tokenizer.to_str() + json.dumps(parts)
     return {

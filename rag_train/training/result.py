@@ -39,13 +39,18 @@ class TrainResult:
     already_finished: bool = False
     """Whether the run had finished before, so that nothing was done."""
 
+    @property
+    def kept(self) -> list[dict[str, float]]:
+        """The evaluation of the weights that were kept; empty without ``eval_data``."""
+        return [entry for entry in self.validation if entry["step"] == self.kept_step]
+
 
 def summary_line(result: TrainResult) -> str:
     """Return the line that the command line prints at the end of a run."""
     if result.already_finished:
         return f"{result.output_dir}: finished already ({result.steps} steps); nothing to do"
     loss = f", loss {result.losses[-1]['loss']:.4f}" if result.losses else ""
-    for kept in (entry for entry in result.validation if entry["step"] == result.kept_step):
+    for kept in result.kept:
         loss += f", on eval_data {kept['eval_loss']:.4f} with accuracy {kept['eval_accuracy']:.1%}"
         loss += f" at step {result.kept_step}, which is kept"
     dropped = result.data["too_long"] + result.data["untrained"]

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import StrictStr, TypeAdapter, ValidationError
 
 from rag_train.errors import UserError
-from rag_train.retrieval.base import CORES
+from rag_train.provenance import cores
 from rag_train.retrieval.corpus import PassageStore
 from rag_train.retrieval.index.bm25_build import FORMAT, VERSION, VOCABULARY, build_bm25
 from rag_train.retrieval.index.directory import (
@@ -66,7 +66,7 @@ class BM25Index:
     """
 
     name = "bm25"
-    threads = CORES
+    threads = cores()
     """Number of searches at the same time: they do not hold the GIL."""
 
     def __init__(

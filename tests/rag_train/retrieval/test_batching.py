@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from rag_train.retrieval.base import CORES, threads
+from rag_train.provenance import cores
+from rag_train.retrieval.base import threads
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.cache import CachedRetriever
 from rag_train.retrieval.fusion import FusedRetriever
@@ -243,4 +244,4 @@ def test_a_batch_in_the_cache_does_not_wait_for_a_search(tmp_path: Path) -> None
 
 
 def test_bm25_searches_on_all_cores() -> None:
-    assert AsyncRetriever(BM25Index.build([Passage(id="a", text="a")])).threads == CORES
+    assert AsyncRetriever(BM25Index.build([Passage(id="a", text="a")])).threads == cores()
