@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo demo-seeds real strategies teacher-data fuzz check fast test lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-hostile bench-retrieval retrievers attack audit lock docs clean bench-scale bench-real
+.PHONY: help demo demo-seeds real strategies teacher-data fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-hostile bench-retrieval retrievers attack audit lock docs clean bench-scale bench-real first-hour
 
 help:
 	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
@@ -16,7 +16,8 @@ help:
 	@echo "make audit           known vulnerabilities of the locked packages (asks a public service)"
 	@echo "make lock            requirements.lock from the packages in .venv"
 	@echo "make check           lint, types and the fast tests (under 90 seconds)"
-	@echo "make test            lint, types and all tests"
+	@echo "make test            lint, types and tests"
+	@echo "make test-release    the longest tests: more processes, more engines, whole how-tos"
 	@echo "make docs            the documentation in build/docs, with its links checked"
 	@echo "make bench           tree search: all questions in flight compared with one at a time"
 	@echo "make bench-runtime   every strategy compared with one batch, and with one question at a time"
@@ -26,6 +27,7 @@ help:
 	@echo "make bench-outage    an evaluation whose services are killed and answer nonsense: the answers stay the same"
 	@echo "make bench-hostile   most calls and retrievals of every strategy against hostile models"
 	@echo "make bench-training  calibration and imitation on trees compared with TRL's trainers"
+	@echo "make first-hour      the commands of a newcomer's first hour, timed, in an empty folder"
 	@echo "make bench-real      training and generation on SmolLM2 compared with TRL and vLLM's offline interface"
 	@echo "make retrievers DATA=DIR       recall and speed of every retriever on real questions"
 	@echo "make bench-retrieval DATA=DIR  retrieval at a million passages compared with other tools"
@@ -91,7 +93,10 @@ fast: .venv/.ready
 	$(PYTEST) -m "not slow and not engine and not browser"
 
 test: lint
-	$(PYTEST) --durations 10
+	$(PYTEST) --durations 10 -m "not release"
+
+test-release: .venv/.ready
+	$(PYTEST) --durations 10 -m release
 
 bench: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.search
@@ -113,6 +118,9 @@ bench-outage: .venv/.ready
 
 bench-training: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.training
+
+first-hour: .venv/.ready
+	$(BIN)/python -m rag_train.eval.benchmarks.first_hour
 
 bench-real: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.real_model

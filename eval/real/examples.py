@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from random import Random
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from rag_train.data_synth.knowable import unknown
 from rag_train.data_synth.modules import baselines
@@ -14,6 +13,9 @@ from rag_train.data_synth.modules.examples import flaw, retrieved
 from rag_train.data_synth.modules.registry import FACTORIES
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Question, SFTRecord
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 async def gold_examples(

@@ -10,8 +10,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from rag_train.answers import contains
 from rag_train.atlas.facts import Atlas, share
@@ -22,6 +21,9 @@ from rag_train.formats.prompting import few_shot_prompt
 from rag_train.llm.base import LLM, Sampling
 from rag_train.resumable import Outcome, cost, run
 from rag_train.schema import GoldStep, LLMCall, Question, Record
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SAMPLES = 1
 """Sampled answers to each wording, in addition to the greedy answer."""

@@ -111,7 +111,6 @@ def evaluate(
 
     Each model is started once. Questions that were answered before under the same settings are not answered again.
     """
-    from rag_train.eval.matrix.run import run_matrix
     from rag_train.progress import console
     from rag_train.questions.load import at_most, open_questions, parse_columns
     from rag_train.retrieval.specification import split
@@ -134,10 +133,15 @@ def evaluate(
     else:
         indexes = named_places("--retriever", retriever or [])
         retrievers = {name: open_retrievers(split(places)) for name, places in indexes.items()}
-    if not strategy:
-        console.print(f"strategies: {', '.join(STRATEGIES)}; choose others with --strategy", soft_wrap=True)
+    counts = ", ".join(
+        f"{len(asked)} question{'s' * (len(asked) != 1)} of {name}" for name, asked in datasets.items()
+    )
+    others = "" if strategy else "; choose others with --strategy"
+    console.print(f"{counts}: {', '.join(strategies)}{others}", markup=False, soft_wrap=True)
 
     def run(models: dict[str, str]) -> list[Cell]:
+        from rag_train.eval.matrix.run import run_matrix
+
         return asyncio.run(run_matrix(config, models, strategies, datasets, retrievers, output, seed))
 
     if watch:

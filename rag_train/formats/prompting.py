@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.resources import files
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from rag_train.formats.deeprag import question_prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def instruction(name: str) -> str:

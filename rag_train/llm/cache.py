@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
-from transformers import PreTrainedTokenizerBase
 
 from rag_train.errors import UserError
 from rag_train.llm.base import LLM, Completion, Sampling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _APPLICATION = 0x5241544C  # "RATL": SQLite's application_id, in the header of the file
 _COMPLETIONS = TypeAdapter(Completion)

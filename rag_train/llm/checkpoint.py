@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from huggingface_hub import HfApi, try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
-from transformers import CONFIG_MAPPING, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rag_train.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _HUB_PATIENCE = 10.0
 """Seconds for the Hub to say whether it has a model."""
@@ -38,6 +41,8 @@ def check_checkpoint(model: str) -> None:
         raise UserError(f"model directory {model}: no *.safetensors weights; save the model in safetensors format")
     for file in weights:
         _check_weights(file)
+    from transformers import CONFIG_MAPPING
+
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
         size = int(config["vocab_size"])
@@ -166,6 +171,8 @@ def load_tokenizer(model: str, thinking: bool | None = None) -> PreTrainedTokeni
 
     Raises UserError if the tokenizer cannot be read.
     """
+    from transformers import PreTrainedTokenizerFast
+
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
     except Exception as error:  # the tokenizers library raises bare Exception on bad files

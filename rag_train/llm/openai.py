@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
-from transformers import PreTrainedTokenizerBase
 
 from rag_train.errors import UserError
 from rag_train.http import httpx
@@ -17,6 +16,9 @@ from rag_train.llm.checkpoint import encode, load_tokenizer
 from rag_train.llm.guide import conform
 from rag_train.llm.replicas import CONNECT_TIMEOUT, Answer, Rejected, Replicas, problem_of
 from rag_train.progress import console
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenCount = Annotated[int, Field(ge=0, lt=2**31)]

@@ -9,8 +9,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformers import PreTrainedTokenizerBase
-
 from rag_train.errors import UserError
 from rag_train.llm.base import Completion, EngineError, Sampling, TokenLogprob, Usage
 from rag_train.llm.checkpoint import check_adapter, check_checkpoint, encode, load_tokenizer
@@ -19,6 +17,7 @@ from rag_train.llm.processes import tie
 from rag_train.progress import console
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
     from vllm.lora.request import LoRARequest
     from vllm.v1.engine.async_llm import AsyncLLM
 

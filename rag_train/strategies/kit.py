@@ -6,9 +6,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from rag_train.errors import UserError
 from rag_train.llm.base import LLM, Completion, Sampling
@@ -20,6 +18,9 @@ from rag_train.retrieval.base import Retriever
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.open import open_reranker, open_retriever
 from rag_train.strategies.base import Kit
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 RETRIEVER_KINDS = ("sparse", "dense", "web")
 

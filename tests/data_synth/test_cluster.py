@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_ray_writes_the_same_files_as_one_process(made: Path, call, capsys):
     pytest.importorskip("ray")

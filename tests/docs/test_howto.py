@@ -17,6 +17,7 @@ from rag_train.strategies.kit import RETRIEVER_KINDS
 HOWTO = ROOT / "docs/site/howto"
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_separate_models_from_data_to_evaluation(tmp_path: Path):

@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from bm25s.stopwords import STOPWORDS_EN
-
 from rag_train.errors import UserError
 from rag_train.formats import deeprag
 from rag_train.schema import Passage, Trajectory
@@ -17,7 +15,12 @@ from rag_train.strategies.baselines.sentences import final_answer, look_ahead, t
 if TYPE_CHECKING:
     from rag_train.llm.transformers import Inspection
 
-_STOP_WORDS = frozenset(STOPWORDS_EN)
+_STOP_WORDS = {
+    "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no", "not",
+    "of", "on", "or", "such", "that", "the", "their", "then", "there", "these", "they",
+    "this", "to", "was", "will", "with",
+}  # fmt: skip
+"""Lucene's English stop words."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from rag_train.eval.benchmarks.attack import (
 )
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bm25", "lucene"])
 def test_corrupted_indexes_do_no_harm(kind: str, tmp_path: Path) -> None:

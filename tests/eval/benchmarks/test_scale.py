@@ -24,6 +24,7 @@ def test_items_and_moments():
     assert 40 < sum(moments) < 60 and all(a != b for a, b in pairwise(moments))
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_measures_and_compares_bytes(tmp_path: Path):
     rng = random.Random(0)

@@ -42,6 +42,7 @@ def test_missing_files_are_named(tmp_path: Path):
         open_files(tmp_path, seed=0)
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.real

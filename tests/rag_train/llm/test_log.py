@@ -84,6 +84,7 @@ def broken(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.release
 @pytest.mark.engine
 def test_vllm_prints_only_our_lines(model: Path, tmp_path: Path):
     out, err, log = run(START_AND_STOP, model, "vllm", tmp_path)

@@ -91,6 +91,7 @@ def vllm_server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             server.wait(60)
 
 
+@pytest.mark.release
 @pytest.mark.engine
 def test_vllm_server_agrees_with_transformers(world: World, model: str, vllm_server: str):
     questions = [CHAINS[(r,)][0].format(x=s) for s, r in sorted(world.known)[::40]][:8]

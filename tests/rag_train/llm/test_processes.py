@@ -61,6 +61,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.release
 @pytest.mark.engine
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can kill the processes of a dead parent")
 def test_vllm_leaves_no_process(mini_model: Path, tmp_path: Path):

@@ -166,6 +166,7 @@ def test_interrupted_sweep_visits_points_of_uninterrupted_sweep(write_sweep, tmp
     assert Study(sweep, tmp_path / "whole", total).next() is None
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_killed_sweep_continues(write_sweep, tmp_path: Path):
     """As long as the pipe exists, a trial announces its start there and waits to be killed instead of training."""

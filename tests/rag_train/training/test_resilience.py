@@ -115,6 +115,7 @@ def test_full_disk_keeps_earlier_checkpoints(work: Path, tmp_path: Path, monkeyp
     assert resumed.resumed_from == 4 and resumed.losses == whole.losses
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_run_continues_after_real_disk_was_full(work: Path, tmp_path: Path):
     """Trains on a file system of 2 MB in its own mount namespace; most of it is freed before the second run."""

@@ -34,6 +34,7 @@ def launch(recipe: TrainRecipe) -> dict:
     return json.loads((output / "training.json").read_text())
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("stage", ["sft", "dpo"])
 @pytest.mark.slow
 def test_zero3_on_two_processes_equals_one(work: Path, tmp_path: Path, stage: str):
