@@ -24,7 +24,7 @@ from rag_train.eval.demo.recipe import DemoRecipe, StageRecipe
 from rag_train.eval.demo.stages import Data, Stage, fine_tune, search
 from rag_train.eval.demo.world import Known, open_world
 from rag_train.eval.matrix.answers import Answers
-from rag_train.eval.matrix.tables import decision_table, hops_table, main_table
+from rag_train.eval.matrix.tables import cause_table, decision_table, hops_table, main_table
 from rag_train.eval.metrics.boundary import DecisionCounts, fact_counts, paired_bootstrap_mcc
 from rag_train.eval.metrics.intervals import paired_bootstrap
 from rag_train.eval.metrics.scores import Metric, Score, score
@@ -88,8 +88,8 @@ def run_demo(
     save_results(output / "demo.json", data)
     write_report(output / "demo.html", data)
     summaries = pool(runs)
-    for table in (main_table(summaries), decision_table(summaries), hops_table(summaries)):
-        console.print(table)
+    for table in (main_table, decision_table, hops_table, cause_table):
+        console.print(table(summaries))
     for claim in decided:
         console.print(claim.line())
     console.print(f"wrote {output / 'demo.html'} and demo.json in {time.perf_counter() - start:.0f} s")

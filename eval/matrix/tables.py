@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rag_train.eval.matrix.cell import Cell
 from rag_train.eval.metrics.boundary import DecisionCounts
+from rag_train.eval.metrics.causes import CAUSES
 from rag_train.eval.metrics.intervals import Interval
 from rag_train.eval.metrics.summary import RunSummary
 from rag_train.table import NOTHING, Table
@@ -65,6 +66,23 @@ def hops_table(runs: Sequence[RunSummary]) -> Table:
             for h in run.by_hops
         ],
         notes=[_interval_note(runs)],
+    )
+
+
+def cause_table(runs: Sequence[RunSummary]) -> Table:
+    """Return the causes of wrong answers of the strategies that answer in steps."""
+    told = [run for run in runs if run.causes]
+    present = [name for name in CAUSES if any(cause.cause == name for run in told for cause in run.causes)]
+    counts = [{cause.cause: str(cause.count) for cause in run.causes} for run in told]
+    return Table(
+        title="Causes of wrong answers",
+        caption="Number of questions by the first step that left the annotated decomposition. "
+        + "; ".join(f"{name}: {CAUSES[name]}" for name in present)
+        + ".",
+        columns=["Strategy", *(name.capitalize() for name in present)],
+        rows=[
+            [run.name, *(count.get(name, "0") for name in present)] for run, count in zip(told, counts, strict=True)
+        ],
     )
 
 
@@ -169,8 +187,16 @@ def matrix_tables(cells: Sequence[Cell]) -> list[Table]:
         ]
         if sum(other == dataset for other, _ in sets) > 1:
             dataset = f"{dataset} ({runs[0].questions:,} questions, {Path(questions).name})"
-        order = (main_table, measures_table, hops_table, decision_table, reliability_table, depth_table, cost_table)
-        made = [make(runs) for make in order]
+        order = (
+            main_table,
+            measures_table,
+            hops_table,
+            cause_table,
+            decision_table,
+            reliability_table,
+            depth_table,
+        )
+        made = [make(runs) for make in (*order, cost_table)]
         tables += [replace(table, title=f"{dataset}: {table.title}") for table in made if table.rows]
     return tables
 

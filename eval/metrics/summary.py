@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 
 from rag_train.eval.metrics.boundary import DecisionCounts, boundary_by_cot, boundary_by_facts
+from rag_train.eval.metrics.causes import Cause, causes, joined
 from rag_train.eval.metrics.intervals import Interval, across_seeds, bootstrap, share, share_across_seeds
 from rag_train.eval.metrics.measures import wording
 from rag_train.eval.metrics.reliability import (
@@ -79,6 +80,8 @@ class RunSummary(Record):
     """Reliability against the CoT boundary. Saved summaries use this field name."""
     fact_calibration: Reliability | None = None
     """Reliability against the boundary of facts."""
+    causes: list[Cause] = Field(default_factory=list)
+    """Why answers are wrong; empty without gold decompositions or without steps."""
 
     @property
     def name(self) -> str:
@@ -143,6 +146,7 @@ def summarize(
         wording=_wording(trajectories),
         cot_calibration=None if cot is None else reliability(forecasts_by_cot(questions, trajectories, cot)),
         fact_calibration=None if known is None else reliability(forecasts_by_facts(trajectories, known)),
+        causes=causes(questions, trajectories, scores),
     )
 
 
@@ -173,7 +177,7 @@ def _hops(hops: int, scores: Sequence[Score]) -> Hops:
 def pool(runs: Sequence[RunSummary]) -> list[RunSummary]:
     """Join the seeds of each (strategy, stage), in order of first appearance.
 
-    Values are averaged; `DecisionCounts` and `Reliability` are added up.
+    Values are averaged; `DecisionCounts`, `Reliability` and causes are added up.
     """
     groups: dict[tuple[str, str], list[RunSummary]] = {}
     for run in runs:
@@ -232,6 +236,7 @@ def _join(runs: Sequence[RunSummary]) -> RunSummary:
         else None,
         cot_calibration=sum(by_cot[1:], start=by_cot[0]) if by_cot else None,
         fact_calibration=sum(by_facts[1:], start=by_facts[0]) if by_facts else None,
+        causes=joined(run.causes for run in runs),
     )
 
 

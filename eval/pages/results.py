@@ -17,7 +17,7 @@ from pydantic import Field, FiniteFloat, NonNegativeFloat, ValidationError, mode
 
 from rag_train.answers import exact_match
 from rag_train.errors import UserError
-from rag_train.eval.matrix.tables import cost_table, decision_table, hops_table, main_table
+from rag_train.eval.matrix.tables import cause_table, cost_table, decision_table, hops_table, main_table
 from rag_train.eval.metrics.boundary import decision_is_right, known_facts
 from rag_train.eval.metrics.summary import RunSummary, pool
 from rag_train.files import write_text
@@ -120,7 +120,7 @@ def load_results(path: Path) -> ReportData:
 def write_report(path: Path, results: ReportData) -> None:
     """Write the page of ``results`` to ``path``, creating its folder."""
     runs = pool(results.runs)
-    tables = [main_table(runs), decision_table(runs), hops_table(runs), cost_table(runs)]
+    tables = [make(runs) for make in (main_table, decision_table, hops_table, cause_table, cost_table)]
     page = template("eval/pages/results.html.jinja").render(
         data=results,
         runs=runs,
