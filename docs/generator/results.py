@@ -41,7 +41,7 @@ def across_seeds(values: Sequence[float], digits: int, scale: float = 1.0) -> st
 def machine(name: str) -> str:
     """Describe the machine and the versions that a results file was measured with."""
     data = load(name)
-    if name == "demo":
+    if "provenance" in data:
         provenance = data["provenance"]
         versions = provenance["versions"]
         where, code = provenance["machine"], provenance["code_version"]
@@ -63,10 +63,10 @@ def provenance(name: str) -> str:
 # --- the demo ---------------------------------------------------------------------------------------------------
 
 
-def demo_groups() -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Runs of the demo by (strategy, stage), one for each seed."""
+def demo_groups(name: str = "demo") -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Runs of a demo by (strategy, stage), one for each seed."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for run in load("demo")["runs"]:
+    for run in load(name)["runs"]:
         groups[run["strategy"], run["stage"]].append(run)
     return dict(groups)
 
@@ -78,9 +78,9 @@ def matthews(counts: Mapping[str, int]) -> float:
     return (tp * tn - fp * fn) / scale if scale else 0.0
 
 
-def demo_table() -> str:
+def demo_table(name: str = "demo") -> str:
     rows = []
-    for (strategy, stage), runs in demo_groups().items():
+    for (strategy, stage), runs in demo_groups(name).items():
         boundary = [run["fact_boundary"] for run in runs if run["fact_boundary"]]
         rows.append(
             [
@@ -93,11 +93,39 @@ def demo_table() -> str:
     return table(["strategy, model", "EM", "retrievals", "MCC of decisions"], rows, "lrrr")
 
 
-def demo_claims() -> str:
+def demo_claims(name: str = "demo") -> str:
     return "\n".join(
         f"- {claim['text']}: **{'held' if claim['held'] else 'not held'}**, {claim['evidence']}"
-        for claim in load("demo")["claims"]
+        for claim in load(name)["claims"]
     )
+
+
+def demo_causes(name: str) -> str:
+    """Wrong answers by cause, of the strategies that answer in steps."""
+    told = [(key, run["causes"]) for key, [run] in demo_groups(name).items() if run["causes"]]
+    columns = list(dict.fromkeys(cause["cause"] for _, causes in told for cause in causes))
+    rows = []
+    for (strategy, stage), causes in told:
+        counts = {cause["cause"]: cause["count"] for cause in causes}
+        shown = [str(counts.get(column, 0)) for column in columns]
+        rows.append([f"{strategy}, {stage}", str(sum(counts.values())), *shown])
+    return table(["strategy, model", "wrong", *columns], rows, "l")
+
+
+def demo_mistakes(name: str, strategy: str, stage: str) -> str:
+    """The first wrong answer of each cause: the question, what was expected, and what was found."""
+    [run] = demo_groups(name)[strategy, stage]
+    rows = []
+    for cause in run["causes"]:
+        first = cause["examples"][0]
+        rows.append([cause["cause"], *(_cell(first[key]) for key in ("question", "expected", "found"))])
+    return table(["cause", "question", "expected", "found"], rows, "llll")
+
+
+def _cell(text: str) -> str:
+    """Return a model's text as a cell of a table: as code, which Markdown does not read."""
+    line = " ".join(text.replace("`", "'").replace("|", "/").split())
+    return f"`{line}`" if line else "–"
 
 
 def demo_seeds() -> str:
@@ -126,9 +154,9 @@ def demo_seeds() -> str:
     return table(columns, rows)
 
 
-def demo_hops() -> str:
+def demo_hops(name: str = "demo") -> str:
     rows = []
-    for (strategy, stage), runs in demo_groups().items():
+    for (strategy, stage), runs in demo_groups(name).items():
         if stage == "stage 2":
             for hops in zip(*(run["by_hops"] for run in runs), strict=True):
                 em = number(100 * mean(part["em"]["mean"] for part in hops), 1)
@@ -144,8 +172,8 @@ def demo_hops() -> str:
     return table(["strategy, model", "hops", "questions", "EM", "retrievals"], rows, "lrrrr")
 
 
-def demo_timings() -> str:
-    seconds = [[timing["part"], number(timing["seconds"], 0)] for timing in load("demo")["timings"]]
+def demo_timings(name: str = "demo") -> str:
+    seconds = [[timing["part"], number(timing["seconds"], 0)] for timing in load(name)["timings"]]
     return table(["part", "seconds, all seeds"], seconds, "lr")
 
 
@@ -586,12 +614,12 @@ CALIBRATION = "calibration, papers' shape"
 FUNCTIONS = {
     function.__name__: function
     for function in (
-        across_seeds, all_claims, attack_table, claims_by_paper, demo_claims, demo_hops, demo_mean, demo_seeds,
-        demo_table, demo_timings, gold_hops, gold_left_out, gold_targets, headlines, hostile_table, load, orderings,
-        outage_table, overhead_table, provenance, retrieval_speed_table, retrievers_table, router_accuracy,
-        runtime, runtime_reach, runtime_table, scale_runner_table, scale_training_table, shortfalls,
-        strategies_table, teacher_ablations, teacher_claims, teacher_counts, teacher_table, training_speed,
-        training_table, number, percent, spread, min, max, median, sum,
+        across_seeds, all_claims, attack_table, claims_by_paper, demo_causes, demo_claims, demo_hops, demo_mean,
+        demo_mistakes, demo_seeds, demo_table, demo_timings, gold_hops, gold_left_out, gold_targets, headlines,
+        hostile_table, load, orderings, outage_table, overhead_table, provenance, retrieval_speed_table,
+        retrievers_table, router_accuracy, runtime, runtime_reach, runtime_table, scale_runner_table,
+        scale_training_table, shortfalls, strategies_table, teacher_ablations, teacher_claims, teacher_counts,
+        teacher_table, training_speed, training_table, number, percent, spread, min, max, median, sum,
     )
 }  # fmt: skip
 """What a page may call between ``[[=`` and ``=]]``."""
