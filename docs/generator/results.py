@@ -609,17 +609,39 @@ def _beside(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
     return table(columns, [[name, *cells] for name, cells in rows.items()], "l")
 
 
+# --- the first hour ---------------------------------------------------------------------------------------------
+
+
+def first_hour_table() -> str:
+    def seconds(value: float | None) -> str:
+        return "–" if value is None else number(value, 1)
+
+    rows = []
+    for step in load("first_hour")["steps"]:
+        command = " ".join(step["command"].split()[:3])
+        rows.append([f"`{command}`", *(seconds(step[key]) for key in ("first_line", "first_bar", "seconds"))])
+    total = sum(step["seconds"] for step in load("first_hour")["steps"])
+    rows.append(["all", "", "", number(total, 0)])
+    return table(["command", "first line, s", "first progress bar, s", "end, s"], rows, "lrrr")
+
+
+def first_hour_outputs() -> str:
+    """Each command with what it printed."""
+    return "\n\n".join(f"```\n$ {step['command']}\n{step['output']}\n```" for step in load("first_hour")["steps"])
+
+
 CALIBRATION = "calibration, papers' shape"
 
 FUNCTIONS = {
     function.__name__: function
     for function in (
         across_seeds, all_claims, attack_table, claims_by_paper, demo_causes, demo_claims, demo_hops, demo_mean,
-        demo_mistakes, demo_seeds, demo_table, demo_timings, gold_hops, gold_left_out, gold_targets, headlines,
-        hostile_table, load, orderings, outage_table, overhead_table, provenance, retrieval_speed_table,
-        retrievers_table, router_accuracy, runtime, runtime_reach, runtime_table, scale_runner_table,
-        scale_training_table, shortfalls, strategies_table, teacher_ablations, teacher_claims, teacher_counts,
-        teacher_table, training_speed, training_table, number, percent, spread, min, max, median, sum,
+        demo_mistakes, demo_seeds, demo_table, demo_timings, first_hour_outputs, first_hour_table, gold_hops,
+        gold_left_out, gold_targets, headlines, hostile_table, load, orderings, outage_table, overhead_table,
+        provenance, retrieval_speed_table, retrievers_table, router_accuracy, runtime, runtime_reach,
+        runtime_table, scale_runner_table, scale_training_table, shortfalls, strategies_table, teacher_ablations,
+        teacher_claims, teacher_counts, teacher_table, training_speed, training_table, number, percent, spread,
+        min, max, median, sum,
     )
 }  # fmt: skip
 """What a page may call between ``[[=`` and ``=]]``."""
