@@ -181,7 +181,7 @@ async def run(
                 counts.update(line["counts"])
         todo = sum(i not in done for i in mine)
         if not file.tell():
-            _append(file, {"fingerprint": key})
+            _append(file, _header(key) | {"items": len(items)})
         with progress(label, len(mine), len(mine) - todo) as advance:
             workers = min(in_flight, todo)
             patience = Patience(patience_seconds(), workers, lambda *waiting: advance(0, _waiting_note(*waiting)))
@@ -220,6 +220,11 @@ async def run(
     if failed:
         raise OpenItems(_open_message(summary, failed[-1], patience), patience.over.is_set()) from failed[-1]
     return replace(summary, items_done=todo, seconds=time.monotonic() - start, retried=patience.retried)
+
+
+def _header(key: str) -> dict[str, Any]:
+    """Return what the first line of a partial file begins with; the number of items, for readers, follows it."""
+    return {"fingerprint": key}
 
 
 def _completed_line(i: int, outcome: Outcome) -> dict[str, Any]:
@@ -392,7 +397,7 @@ class _Completed:
         for line in file:
             if not line.endswith(b"\n"):
                 return
-            if at == 0 and line != _json_line({"fingerprint": key}).encode():
+            if at == 0 and not line.startswith(_json_line(_header(key)).encode()[: -len("}\n")]):
                 raise UserError(
                     f"{file.name}: was started with a different recipe; delete it or choose another output"
                 )

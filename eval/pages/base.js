@@ -1,34 +1,4 @@
-// Helpers of the other scripts. Texts of models and documents are inserted as text nodes only, never as markup.
-"use strict";
-const $ = id => document.getElementById(id);
-
-/** Flattens children and drops absent ones, so that `condition && child` can be a child. */
-const present = children => children.flat().filter(child => ![undefined, null, false, ""].includes(child));
-
-/** Returns a function that creates an element with attributes (except null and false) and children; strings become text. */
-const maker = create => (tag, attributes = {}, ...children) => {
-  const node = create(tag);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (key === "on") for (const [event, handler] of Object.entries(value)) node.addEventListener(event, handler);
-    else if (value !== null && value !== false) node.setAttribute(key, value === true ? "" : value);
-  }
-  node.append(...present(children));
-  return node;
-};
-const el = maker(tag => document.createElement(tag));
-const svg = maker(tag => document.createElementNS("http://www.w3.org/2000/svg", tag));
-
-/** Replaces the children of a node; the focus stays on the element with the same data-key. */
-function fill(node, ...children) {
-  const key = node.contains(document.activeElement) ? document.activeElement.dataset.key : null;
-  node.replaceChildren(...present(children));
-  if (key) [...node.querySelectorAll("[data-key]")].find(child => child.dataset.key === key)?.focus();
-}
-
-const plural = (count, noun, nouns = `${noun}s`) => `${count.toLocaleString("en")} ${count === 1 ? noun : nouns}`;
-const fixed = (value, digits) => value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }).replace("-", "−");
-const percent = (value, digits = 1) => fixed(100 * value, digits);
-const short = (text, most) => (text.length > most ? `${text.slice(0, most - 1).trimEnd()}…` : text);
+// The data of the matrix page, the reader's choices, and what its other scripts share.
 
 // -- data --
 
@@ -117,35 +87,6 @@ for (const config of index.configurations) config.name = named(config);
 
 // -- parts of plots --
 
-/** Returns a linear or logarithmic map from [lo, hi] to [start, end], with round ticks. */
-function scale(lo, hi, start, end, log = false) {
-  const warp = log ? Math.log10 : value => value;
-  const map = value => start + (warp(value) - warp(lo)) / (warp(hi) - warp(lo)) * (end - start);
-  if (log) {
-    const all = [1, 2, 5].flatMap(m => Array.from({ length: 12 }, (_, i) => m * 10 ** (i - 2)));
-    map.ticks = all.filter(value => value >= lo && value <= hi).sort((a, b) => a - b);
-  } else {
-    const step = roundStep(hi - lo);
-    const first = Math.ceil(lo / step - 1e-9);
-    map.ticks = Array.from({ length: Math.floor(hi / step + 1e-9) - first + 1 }, (_, i) => Number(((first + i) * step).toFixed(9)));
-  }
-  return map;
-}
-
-function roundStep(span) {
-  const power = 10 ** Math.floor(Math.log10(span / 4));
-  return Math.max(...[1, 2, 5].map(m => m * power).filter(step => step <= span / 4 * (1 + 1e-9)));
-}
-
-/** Returns round ends of a scale for values; the lower end is zero if zero is near. */
-function span(values) {
-  const least = Math.min(...values), most = Math.max(...values);
-  const lo = least < 0.5 * most ? 0 : least;
-  const hi = most > lo ? most : lo + 1;
-  const step = roundStep(hi - lo);
-  return [Math.floor(lo / step + 1e-9) * step, Math.ceil(hi / step - 1e-9) * step];
-}
-
 /** Draws an interval as a line with a mark, for table cells; `most` is the end of the scale. */
 function drawInterval([mean, lo, hi], most, text) {
   const x = value => 4 + 72 * Math.min(1, Math.max(0, value / most));
@@ -156,14 +97,6 @@ function drawInterval([mean, lo, hi], most, text) {
 }
 
 const ends = ([, lo, hi], format) => `[${format(lo)}, ${format(hi)}]`;
-
-/** Returns a function that calls `draw` with the width of `node`; redraws when the width changes. */
-function sized(node, draw) {
-  let last = 0;
-  const again = () => { last = node.clientWidth; if (last) draw(last); };
-  new ResizeObserver(() => { if (node.clientWidth !== last) again(); }).observe(node);
-  return again;
-}
 
 /** Adds a button that shows all rows of a long table or list; A and B are always visible. */
 function fold(id, rows) {

@@ -36,7 +36,8 @@ from rag_train.schema import Question, Trajectory
 from rag_train.templates import template
 
 HERE = Path(__file__).parent
-SCRIPTS = ("base.js", "overview.js", "decisions.js", "examples.js", "main.js")
+STYLES = ("base.css", "matrix.css")
+SCRIPTS = ("helpers.js", "base.js", "overview.js", "decisions.js", "examples.js", "main.js")
 
 ARRIVAL = 'document.dispatchEvent(new Event("arrived"))'
 """Script after the blocks of the example list: announces them to the page before the other blocks arrive."""
@@ -99,21 +100,25 @@ def _pack_cell(
 
 def _page(index: dict[str, Any], listed: str) -> Iterator[str]:
     """Yield the page up to the blocks of the examples; ``listed`` are the blocks of the example list."""
-    style = (HERE / "matrix.css").read_text(encoding="utf-8")
-    script = "\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    style, script = sources(STYLES), sources(SCRIPTS)
     return template("eval/pages/matrix.html.jinja").generate(
         style=Markup(style),
         script=Markup(script),
-        style_hash=_hash(style),
-        script_hash=_hash(script),
+        style_hash=csp_hash(style),
+        script_hash=csp_hash(script),
         arrival=Markup(ARRIVAL),
-        arrival_hash=_hash(ARRIVAL),
+        arrival_hash=csp_hash(ARRIVAL),
         index=Markup(to_json(index).replace("<", "\\u003c")),
         listed=Markup(listed),
     )
 
 
-def _hash(text: str) -> str:
+def sources(names: Iterable[str]) -> str:
+    """Return the contents of styles or scripts in this folder, one after the other."""
+    return "\n".join((HERE / name).read_text(encoding="utf-8") for name in names)
+
+
+def csp_hash(text: str) -> str:
     """Return the source of an inline element for a content security policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 

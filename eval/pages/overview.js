@@ -116,17 +116,6 @@ const drawFrontier = sized($("frontier"), width => {
   point(null);
 });
 
-function frame(x, y, width, high, across, up) {
-  return [
-    ...y.ticks.flatMap(tick => [svg("line", { class: "grid", x1: 46, x2: width - 14, y1: y(tick), y2: y(tick) }),
-      svg("text", { class: "tick", x: 39, y: y(tick) + 4, "text-anchor": "end" }, String(tick))]),
-    svg("line", { class: "axis", x1: 46, x2: width - 14, y1: high - 44, y2: high - 44 }),
-    ...x.ticks.map(tick => svg("text", { class: "tick", x: x(tick), y: high - 26, "text-anchor": "middle" }, tick.toLocaleString("en"))),
-    svg("text", { class: "tick", x: (32 + width) / 2, y: high - 6, "text-anchor": "middle" }, across),
-    svg("text", { class: "tick", transform: `translate(11 ${high / 2 - 16}) rotate(-90)`, "text-anchor": "middle" }, up),
-  ];
-}
-
 /** Returns the marks that no other mark beats on both axes, from left to right. */
 function unbeaten() {
   let best = Infinity;

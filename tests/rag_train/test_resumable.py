@@ -189,6 +189,16 @@ def test_does_not_overwrite_files_of_other_recipes_or_processes(tmp_path: Path):
         do(tmp_path / "third.jsonl", k=5)
 
 
+def test_a_partial_file_begins_with_the_number_of_items_and_one_without_it_continues(tmp_path: Path):
+    do(tmp_path / "out.jsonl", Shard(1, 2))
+    (partial,) = tmp_path.iterdir()
+    first, _, rest = partial.read_text().partition("\n")
+    header = json.loads(first)
+    assert header.pop("items") == len(ITEMS)
+    partial.write_text(f"{json.dumps(header)}\n{rest}")
+    assert do(tmp_path / "out.jsonl").items_done == 3
+
+
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2"])
 def test_rejects_invalid_shards(text: str):
     with pytest.raises(UserError, match=f"--shard {text}: not a shard; give a number and a total, such as 1/4"):
