@@ -313,14 +313,14 @@ def _merge(output: Path, shard: Shard, items: int, settings: dict[str, Any], key
         "counts": dict(sorted(totals.counts.items())),
         "rejected": dict(sorted(totals.rejected.items())),
     }
-    with _new(_meta(output), suffix) as file:
+    with _new(sidecar(output), suffix) as file:
         file.write(json.dumps(meta, indent=2, default=str) + "\n")
     if totals.rejected:
         _replace(_rejected(output), suffix)
     else:
         _temporary(_rejected(output), suffix).unlink()
         _rejected(output).unlink(missing_ok=True)
-    _replace(_meta(output), suffix)
+    _replace(sidecar(output), suffix)
     _replace(output, suffix)  # last: its existence means that the run is complete
     return _finished(output, key)
 
@@ -348,14 +348,14 @@ def _finished(output: Path, key: str) -> Summary:
     Raises UserError if the output was made with different settings.
     """
     try:
-        meta = json.loads(_meta(output).read_text(encoding="utf-8"))
+        meta = json.loads(sidecar(output).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         meta = {}
     if meta.get("fingerprint") != key:
         raise UserError(
             f"{output}: already exists and was made with a different recipe; delete it or choose another output"
         )
-    for part in _parts(output):
+    for part in partial_files(output):
         part.unlink(missing_ok=True)
     return Summary(str(output), meta["items"], meta["records"], meta["counts"], meta.get("rejected", {}))
 
@@ -419,7 +419,7 @@ def _completed(output: Path, key: str, items: int) -> Iterator[_Completed]:
     """Open the partial files of all shards, which another shard may delete in the meantime."""
     with ExitStack() as stack:
         files = []
-        for part in _parts(output):
+        for part in partial_files(output):
             with suppress(FileNotFoundError):  # another shard has just written the output
                 files.append(stack.enter_context(part.open("rb")))
         yield _Completed(files, key, items)
@@ -457,14 +457,20 @@ def _end_of_last_line(file: IO[bytes], block: int = 2**16) -> int:
     return 0
 
 
-def _parts(output: Path) -> list[Path]:
+PARTIAL = re.compile(r"(.+?)(\.\d+-of-\d+)?\.partial")
+"""Name of a partial file; its first group is the name of the output."""
+SIDECAR = ".meta.json"
+
+
+def partial_files(output: Path) -> list[Path]:
     """Return the partial files of all shards."""
-    name = re.compile(re.escape(output.name) + r"(\.\d+-of-\d+)?\.partial")
-    return sorted(path for path in output.parent.iterdir() if name.fullmatch(path.name))
+    matches = ((path, PARTIAL.fullmatch(path.name)) for path in output.parent.iterdir())
+    return sorted(path for path, match in matches if match and match[1] == output.name)
 
 
-def _meta(output: Path) -> Path:
-    return Path(f"{output}.meta.json")
+def sidecar(output: Path) -> Path:
+    """Return the path of the file with the settings and the totals of ``output``."""
+    return Path(f"{output}{SIDECAR}")
 
 
 def _rejected(output: Path) -> Path:

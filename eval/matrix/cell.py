@@ -14,6 +14,8 @@ from rag_train.schema import Record
 
 SCHEMA_VERSION = 1
 MATRIX = "matrix.json"
+EVALUATIONS = "evaluations.jsonl"
+"""Name of the file in a training run with the evaluations of its checkpoints."""
 
 
 class CellName(NamedTuple):

@@ -13,14 +13,13 @@ from statistics import fmean
 from typing import Any
 
 from rag_train.errors import UserError
-from rag_train.eval.matrix.cell import Cell
+from rag_train.eval.matrix.cell import EVALUATIONS, Cell
 from rag_train.files import write_text
 from rag_train.progress import console
 from rag_train.training.checkpoints import newest_complete
 from rag_train.training.result import RESULT
 from rag_train.training.tracking import WANDB_ID
 
-LOG = "evaluations.jsonl"
 BEST = "best"
 FINAL = "final"
 Log = Callable[[dict[str, Any]], None]
@@ -49,7 +48,7 @@ def watch_checkpoints(
     """
     if not run.is_dir():
         raise UserError(f"--watch {run}: no such directory; give the output_dir of a training run")
-    log = run / LOG
+    log = run / EVALUATIONS
     entries = [json.loads(line) for line in log.read_text().split("\n")[:-1]] if log.exists() else []
     snapshot = run / "evaluating"
     with _wandb_log(run) as to_wandb:

@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from rag_train.cli.board import watching
 from rag_train.cli.data import downloads
 from rag_train.cli.doctor import examination
 from rag_train.cli.eval import evaluation
@@ -37,6 +38,7 @@ app.add_typer(records, name="data", rich_help_panel=DATA)
 app.add_typer(training)
 app.add_typer(evaluation)
 app.add_typer(serving, name="serve", rich_help_panel=SERVING)
+app.add_typer(watching)
 
 
 def _version(wanted: bool) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+METRICS = "metrics.jsonl"
+"""Name of the file with the metrics of each logged step, which a running training appends to."""
 RESULT = "training.json"
 """Name of the result file; it is written last, so its existence marks a finished run."""
 

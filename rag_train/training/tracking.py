@@ -18,8 +18,8 @@ from rag_train.errors import UserError
 from rag_train.files import write_text
 from rag_train.progress import progress
 from rag_train.training.recipe import TrainRecipe
+from rag_train.training.result import METRICS
 
-METRICS = "metrics.jsonl"
 WANDB_ID = "wandb_run_id"
 
 

@@ -1,0 +1,130 @@
+"""The board: a local, read-only page that follows the runs below a directory.
+
+``GET /`` is the page, and ``GET /events`` streams what it shows as server-sent events. The pages about a run are
+those of `rag_train.eval.pages` and `rag_train.data_synth.inspect`: they are made when they are asked for, or read
+from the directory. Nothing is written, and no path leads out of the directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+
+from markupsafe import Markup
+
+from rag_train.data_synth.inspect.view import write_page
+from rag_train.errors import UserError, not_installed
+from rag_train.eval.board.watch import Board, Reader
+from rag_train.eval.pages.matrix import csp_hash, sources, write_matrix_report
+from rag_train.templates import template
+
+try:
+    from fastapi import FastAPI, Request, Response
+    from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
+    from starlette.concurrency import run_in_threadpool
+
+    from rag_train.serving.http import Access, Gate, server
+except ImportError as error:
+    raise not_installed(error) from error
+
+HERE = Path(__file__).parent
+EVERY = 1.0
+"""Seconds between two looks at the files."""
+OTHERS = (
+    "sandbox allow-scripts allow-downloads; default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Content security policy of the pages about runs: they have no network and no access to the board."""
+
+
+def serve(directory: Path, sock: socket.socket, ready: str) -> None:
+    """Run the board on a listening socket until it is interrupted; print the line ``ready`` once it answers."""
+    runner = server(app(Board(directory, EVERY), over=lambda: runner.should_exit), ready)
+    with suppress(KeyboardInterrupt):  # Uvicorn raises it again after an orderly shutdown
+        runner.run(sockets=[sock])
+
+
+def app(board: Board, *, over: Callable[[], bool] = lambda: False) -> FastAPI:
+    """Return the service for ``board``; its streams end when ``over`` returns True."""
+    api = FastAPI(title="rag-train board", openapi_url=None)
+    api.add_middleware(Gate, access=Access(), refuse=lambda status, text: PlainTextResponse(text, status))
+    page, policy = _page(board.root)
+
+    @api.get("/")
+    async def show() -> Response:
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy})
+
+    @api.get("/events")
+    async def events() -> Response:
+        return StreamingResponse(_stream(board, over), media_type="text/event-stream")
+
+    @api.get("/report/{name:path}")
+    def report(name: str) -> Response:
+        return _made(lambda output: write_matrix_report(output, inside(board.root, name)))
+
+    @api.get("/records/{name:path}")
+    def records(name: str) -> Response:
+        return _made(lambda output: write_page(inside(board.root, name), output))
+
+    @api.get("/page/{name:path}")
+    def written(name: str) -> Response:
+        path = inside(board.root, name)
+        if path.suffix != ".html" or not path.is_file():
+            raise UserError(f"{name}: no such page; reload the board")
+        return _other(path)
+
+    @api.exception_handler(UserError)
+    async def refuse(request: Request, error: UserError) -> Response:
+        return PlainTextResponse(str(error), 404)
+
+    return api
+
+
+def inside(root: Path, name: str) -> Path:
+    """Return the path ``name`` below ``root``. Raises UserError if it leads elsewhere, also through links."""
+    with suppress(ValueError):  # a name that cannot be a path
+        path = (root / name).resolve()
+        if path.is_relative_to(root.resolve()):
+            return path
+    raise UserError(f"{name[:200]!r}: not inside the directory of the board; give the board that directory")
+
+
+def _made(write: Callable[[Path], object]) -> Response:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "page.html"
+        write(path)
+        return _other(path)
+
+
+def _other(path: Path) -> Response:
+    return HTMLResponse(path.read_bytes(), headers={"Content-Security-Policy": OTHERS})
+
+
+async def _stream(board: Board, over: Callable[[], bool]) -> AsyncIterator[str]:
+    """Yield an event with all that there is, then one whenever something is new, and else comments."""
+    reader = Reader()
+    now: dict[str, float] = {"now": time.time()}
+    while not over():
+        news = now | await run_in_threadpool(board.news, reader)
+        yield f"data: {json.dumps(news, allow_nan=False)}\n\n" if news else ": nothing new\n\n"
+        now = {}
+        await asyncio.sleep(EVERY)
+
+
+def _page(root: Path) -> tuple[str, str]:
+    """Return the page, and a content security policy that allows only its own style, script and events."""
+    style = f"{sources(['base.css'])}\n{(HERE / 'board.css').read_text(encoding='utf-8')}"
+    script = f"{sources(['helpers.js'])}\n{(HERE / 'board.js').read_text(encoding='utf-8')}"
+    page = template("eval/board/board.html.jinja").render(
+        root=str(root), style=Markup(style), script=Markup(script)
+    )
+    return page, (
+        f"default-src 'none'; style-src '{csp_hash(style)}'; script-src '{csp_hash(script)}'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
