@@ -90,7 +90,7 @@ function node() {
 }
 
 function drawHead({ card, node }) {
-  fill(node.firstElementChild, el("span", { class: "name" }, card.name || "this directory"), el("span", { class: "badge", "data-updated": card.updated, "data-finished": card.finished }),
+  fill(node.firstElementChild, el("span", { class: "name" }, card.name || "this directory"), el("span", { class: "badge", "data-updated": card.updated, "data-finished": String(card.finished) }),
     el("span", { class: "soft line" }, card.line), card.problems.length > 0 && el("span", { class: "badge wrong" }, plural(card.problems.length, "problem")),
     !card.finished && card.share !== null && el("progress", { value: card.share, max: 1, "aria-label": `${percent(card.share, 0)}% done` }));
 }
@@ -143,7 +143,7 @@ function progress(parts) {
   const row = part => el("tr", {}, named && el("th", { scope: "row" }, part.name),
     el("td", {}, part.done.toLocaleString("en") + (part.of === null ? "" : ` of ${part.of.toLocaleString("en")}`)), el("td", {}, part.open.toLocaleString("en")),
     el("td", {}, reasons(part) || "0"), [part.records, part.read, part.written].map(count => el("td", {}, count.toLocaleString("en"))));
-  return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Progress" }, el("table", {},
+  return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Progress" }, el("table", { class: named ? "named" : "unnamed" },
     el("thead", {}, el("tr", {}, named && el("th", { scope: "col" }, "Answers"), columns.map(title => el("th", { scope: "col" }, title)))), el("tbody", {}, parts.map(row))));
 }
 

@@ -179,10 +179,11 @@ class Evaluation(Run):
             f"{noun.capitalize()}s": ", ".join(sorted({str(getattr(cell, noun)) for cell in cells}))
             for noun in ("model", "dataset", "retriever")
         }
+        counts = [(len(cells), "cells"), (len(self._batches), "sets of answers"), (len(running), "unfinished")]
         left = [batch.progress(_strategy(batch)) for batch in self._batches.values()]
         return {
             "finished": not running,
-            "line": _cells(len(cells)) + (f", {len(running)} in progress" if running else ""),
+            "line": ", ".join(f"{count:,} {what}" for count, what in counts if count),
             "facts": {name: text for name, text in facts.items() if text},
             "progress": left,
             "records": [shown for part in parts for shown in part.records][-LAST:],
@@ -191,10 +192,6 @@ class Evaluation(Run):
             "commands": after_evaluation(self.path) if cells else [],
             "problems": problems,
         }
-
-
-def _cells(count: int) -> str:
-    return f"{count:,} cell{'' if count == 1 else 's'}"
 
 
 def _strategy(batch: Output) -> str:

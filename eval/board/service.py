@@ -18,7 +18,6 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from rag_train.data_synth.inspect.view import write_page
 from rag_train.errors import UserError, not_installed
 from rag_train.eval.board.watch import Board, Reader
 from rag_train.eval.pages.matrix import csp_hash, sources, write_matrix_report
@@ -70,6 +69,8 @@ def app(board: Board, *, over: Callable[[], bool] = lambda: False) -> FastAPI:
 
     @api.get("/records/{name:path}")
     def records(name: str) -> Response:
+        from rag_train.data_synth.inspect.view import write_page  # imports transformers, which takes seconds
+
         return _made(lambda output: write_page(inside(board.root, name), output))
 
     @api.get("/page/{name:path}")
