@@ -185,19 +185,17 @@ function plots(run, body) {
 }
 
 function lines(run, names) {
-  const found = new Map();
-  for (const [key, name] of Object.entries(names)) {
+  const found = new Map(), sweep = run.card.kind === "sweep";
+  Object.entries(names).forEach(([key, name], i) => {
     for (const row of run.rows) {
       if (!(key in row)) continue;
       const line = `${key} ${row.run}`;
-      if (!found.has(line)) found.set(line, { name: run.card.kind === "sweep" ? `trial ${row.run}` : name, best: row.run === run.card.best, points: [] });
+      const best = row.run === run.card.best, style = sweep && !best ? "other" : ["first", "second"][i];
+      if (!found.has(line)) found.set(line, { name: sweep ? `trial ${row.run}` : name, best, style, points: [] });
       found.get(line).points.push([row.step, row[key]]);
     }
-  }
-  const all = [...found.values()];
-  for (const line of all) line.points.sort((a, b) => a[0] - b[0]);
-  all.forEach((line, i) => { line.style = run.card.kind === "sweep" ? (line.best ? "first" : "other") : ["first", "second"][i]; });
-  return all.sort((a, b) => a.best - b.best);  // the best is drawn last, on top
+  });
+  return [...found.values()].sort((a, b) => a.best - b.best);  // the best is drawn last, on top
 }
 
 /** Leaves out points, evenly, but never the last. */
@@ -214,7 +212,8 @@ function plot(id, title, lines, width, sweep) {
   const x = scale(...span([0, ...steps]), 46, width - 14), y = scale(...span(all.map(([, value]) => value)), high - 44, 12);
   const last = lines.at(-1);
   const key = line => el("span", { class: `legend ${line.style}` }, el("span", { class: "key" }), sweep ? `best so far: ${line.name}` : line.name);
-  const named = sweep ? lines.filter(line => line.best) : lines.length > 1 ? lines : [];
+  const named = lines.filter(line => (sweep ? line.best : line.name));
+  while (x.ticks.length * 50 > width - 60) x.ticks = x.ticks.filter((_, i) => i % 2 === 0);
   const cursor = svg("line", { class: "cursor", y1: 12, y2: high - 44, visibility: "hidden" });
   const readout = el("p", { class: "readout", "aria-live": "polite" });
   const at = point(last.points, x, cursor, readout, sweep ? [last] : lines);

@@ -108,6 +108,11 @@ class Run(ABC):
         """Return the fields of the card; `MALFORMED` may be raised for files of another shape."""
 
 
+def counted(count: int, noun: str, nouns: str) -> str:
+    """Return a number with its noun, such as "2 cells"."""
+    return f"{count:,} {noun if count == 1 else nouns}"
+
+
 def _status(path: Path) -> tuple[float, int, int] | None:
     try:
         status = path.stat()

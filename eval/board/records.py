@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from rag_train.eval.board.cards import Link, Progress, Run, Shown
+from rag_train.eval.board.cards import Link, Progress, Run, Shown, counted
 from rag_train.eval.board.commands import Settings, after_evaluation, after_synthesis
 from rag_train.eval.board.files import Tail, read_object
 from rag_train.eval.matrix.cell import MATRIX, load_matrix
@@ -147,7 +147,7 @@ class Synthesis(Run):
 
 def _line(progress: Progress) -> str:
     of = f" of {progress.of:,}" if progress.of is not None else ""
-    words = [f"{progress.done:,}{of} done, {progress.records:,} records"]
+    words = [f"{progress.done:,}{of} done", counted(progress.records, "record", "records")]
     words += [f"{sum(progress.rejected.values()):,} rejected"] * bool(progress.rejected)
     return ", ".join(words + [f"{progress.open:,} open"] * bool(progress.open))
 
@@ -179,11 +179,15 @@ class Evaluation(Run):
             f"{noun.capitalize()}s": ", ".join(sorted({str(getattr(cell, noun)) for cell in cells}))
             for noun in ("model", "dataset", "retriever")
         }
-        counts = [(len(cells), "cells"), (len(self._batches), "sets of answers"), (len(running), "unfinished")]
+        counts = [
+            counted(len(cells), "cell", "cells"),
+            counted(len(self._batches), "set of answers", "sets of answers"),
+            counted(len(running), "unfinished", "unfinished"),
+        ]
         left = [batch.progress(_strategy(batch)) for batch in self._batches.values()]
         return {
             "finished": not running,
-            "line": ", ".join(f"{count:,} {what}" for count, what in counts if count),
+            "line": ", ".join(text for text in counts if not text.startswith("0 ")),
             "facts": {name: text for name, text in facts.items() if text},
             "progress": left,
             "records": [shown for part in parts for shown in part.records][-LAST:],
