@@ -142,7 +142,7 @@ function progress(parts) {
   const reasons = part => Object.entries(part.rejected).map(([reason, count]) => `${reason}: ${count.toLocaleString("en")}`).join(", ");
   const row = part => el("tr", {}, named && el("th", { scope: "row" }, part.name),
     el("td", {}, part.done.toLocaleString("en") + (part.of === null ? "" : ` of ${part.of.toLocaleString("en")}`)), el("td", {}, part.open.toLocaleString("en")),
-    el("td", {}, reasons(part) || "0"), [part.records, part.read, part.written].map(count => el("td", {}, count.toLocaleString("en"))));
+    el("td", { class: "reasons" }, reasons(part) || "0"), [part.records, part.read, part.written].map(count => el("td", {}, count.toLocaleString("en"))));
   return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Progress" }, el("table", { class: named ? "named" : "unnamed" },
     el("thead", {}, el("tr", {}, named && el("th", { scope: "col" }, "Answers"), columns.map(title => el("th", { scope: "col" }, title)))), el("tbody", {}, parts.map(row))));
 }
@@ -210,13 +210,13 @@ function plot(id, title, lines, width, sweep) {
   const all = lines.flatMap(line => line.shown);
   const steps = all.map(([step]) => step);
   const x = scale(...span([0, ...steps]), 46, width - 14), y = scale(...span(all.map(([, value]) => value)), high - 44, 12);
-  const last = lines.at(-1);
+  const along = sweep ? lines.at(-1) : lines.reduce((a, b) => (b.points.length > a.points.length ? b : a));
   const key = line => el("span", { class: `legend ${line.style}` }, el("span", { class: "key" }), sweep ? `best so far: ${line.name}` : line.name);
   const named = lines.filter(line => (sweep ? line.best : line.name));
   while (x.ticks.length * 50 > width - 60) x.ticks = x.ticks.filter((_, i) => i % 2 === 0);
   const cursor = svg("line", { class: "cursor", y1: 12, y2: high - 44, visibility: "hidden" });
   const readout = el("p", { class: "readout", "aria-live": "polite" });
-  const at = point(last.points, x, cursor, readout, sweep ? [last] : lines);
+  const at = point(along.points, x, cursor, readout, sweep ? [along] : lines);
   const picture = svg("svg", { width, height: high, viewBox: `0 0 ${width} ${high}`, tabindex: 0, role: "group", "data-key": `${id} ${title}`,
     "aria-label": `${title}; ← and → move along the curve`, on: at }, frame(x, y, width, high, "Step", ""), lines.map(line => drawn(line, x, y)), cursor);
   return el("figure", {}, el("figcaption", {}, el("b", {}, title), named.map(key)), picture, readout);

@@ -20,8 +20,10 @@ from rag_train.training.result import METRICS
 
 KINDS: Sequence[type[Run]] = (Synthesis, Training, Sweep, Evaluation)
 """The kinds of runs, in the order in which they are read: trainings use what syntheses say."""
-PARTS = {Training: {"checkpoints", "evaluating", "best", "tensorboard", "wandb"}}
-PARTS |= {Evaluation: {"answers", "cells", "questions"}}
+PARTS: dict[type[Run], set[str]] = {
+    Training: {"checkpoints", "evaluating", "best", "tensorboard", "wandb"},
+    Evaluation: {"answers", "cells", "questions"},
+}
 """Folders that belong to a run: what they hold is not a run of its own."""
 
 
