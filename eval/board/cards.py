@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -94,7 +95,9 @@ class Run(ABC):
 
     def _read(self, updated: float) -> Card:
         try:
-            return Card(self.kind, self.name, updated=updated, **self.read())
+            card = Card(self.kind, self.name, updated=updated, **self.read())
+            json.dumps(asdict(card), allow_nan=False)  # ValueError for a number that browsers cannot read
+            return card
         except (UserError, OSError, *MALFORMED) as error:
             problem = f"cannot be read ({type(error).__name__}: {error})"
             return Card(self.kind, self.name, updated=updated, problems=[problem])

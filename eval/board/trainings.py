@@ -175,8 +175,10 @@ class Sweep(Curves):
 def _best(trials: Mapping[str, Mapping[str, Any]], sweep: Mapping[str, Any]) -> str:
     """Return the trial with the best value, or ""."""
     values = {trial: result["value"] for trial, result in trials.items() if _finite(result.get("value"))}
+    if not values:
+        return ""
     best = max if sweep["metric"]["goal"] == "maximize" else min
-    return best(values, key=lambda trial: values[trial]) if values else ""
+    return best(values, key=lambda trial: values[trial])
 
 
 def _described(trial: str, result: Mapping[str, Any]) -> str:

@@ -36,7 +36,7 @@ class Found:
 
 
 def find(root: Path) -> Found:
-    """Find the runs and the pages below ``root``. Hidden and linked folders are left out."""
+    """Find the runs and the pages below ``root``. Hidden folders, linked folders and linked pages are left out."""
     found = Found()
     for place, folders, files in os.walk(root):
         folder = Path(place)
@@ -47,7 +47,7 @@ def find(root: Path) -> Found:
             continue
         found.runs += [(Synthesis, folder / name) for name in sorted(_outputs(files))]
         pages = (folder / name for name in sorted(files) if name.endswith(".html"))
-        found.pages += [page.relative_to(root).as_posix() for page in pages]
+        found.pages += [page.relative_to(root).as_posix() for page in pages if not page.is_symlink()]
         parts = {name for kind in kinds for name in PARTS[kind]}
         folders[:] = sorted(name for name in folders if name not in parts and not name.startswith("."))
     return found

@@ -63,7 +63,7 @@ def test_streams_all_there_is_and_then_only_what_is_new(root: Path, monkeypatch:
     assert (second, end) == (": nothing new", "")
     news = json.loads(first.removeprefix("data: "))
     assert {run["card"]["kind"] for run in news["runs"]} == {"training", "synthesis", "evaluation"}
-    assert news["now"] > 0 and news["pages"] == ["demo.html", "link.html"]
+    assert news["now"] > 0 and news["pages"] == ["demo.html"]
 
 
 def test_answers_only_its_own_pages_and_writes_nothing(root: Path):

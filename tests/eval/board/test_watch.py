@@ -85,6 +85,8 @@ def test_broken_files_are_named_and_stop_nothing(tmp_path: Path):
     write_text(tmp_path / "eval/matrix.json", "{}x")
     write_text(tmp_path / "sweep/sweep.json", "{")
     write_text(tmp_path / "data.jsonl.partial", '{"item": 1}\n')
+    write_text(tmp_path / "known.jsonl", "")
+    write_text(tmp_path / "known.jsonl.meta.json", '{"items": NaN}')
     runs = Watched(tmp_path).news()["runs"]
     problems = {run["card"]["name"]: run["card"]["problems"] for run in runs}
     line = "metrics.jsonl, line 2: not a record of rag-train; the line is left out"
@@ -92,6 +94,7 @@ def test_broken_files_are_named_and_stop_nothing(tmp_path: Path):
     assert problems["list"] == ["run.json: not a JSON object", line]
     assert "cannot be read" in problems["text"][0]
     assert "not an evaluation matrix" in problems["eval"][0]
+    assert "cannot be read" in problems["known.jsonl"][0]
     assert problems["sweep"] == ["sweep.json: not valid JSON"]
     assert problems["data.jsonl"][0].startswith("data.jsonl.partial, line 1")
     assert all(run["rows"] for run in runs if run["card"]["kind"] == "training")

@@ -67,6 +67,7 @@ def test_index_reports_the_line_of_a_broken_corpus(
         (["index", "README.md", "x", "--kind", "sparse"], "the kinds are bm25, lucene, dense"),
         (["index", "README.md", "x", "--search", "nprobe=2"], "add --kind dense"),
         (["serve", "retriever", "tests"], "tests: "),
+        (["board", "gone"], "gone: no such directory"),
         (["report", "gone.json", "out.html"], "gone.json: No such file or directory"),
     ],
 )
