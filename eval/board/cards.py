@@ -99,7 +99,8 @@ class Run(ABC):
             json.dumps(asdict(card), allow_nan=False)  # ValueError for a number that browsers cannot read
             return card
         except (UserError, OSError, *MALFORMED) as error:
-            problem = f"cannot be read ({type(error).__name__}: {error})"
+            known = isinstance(error, UserError | OSError)
+            problem = str(error) if known else f"cannot be read ({type(error).__name__}: {error})"
             return Card(self.kind, self.name, updated=updated, problems=[problem])
 
     @abstractmethod
