@@ -82,7 +82,7 @@ function arrange(opening = false) {
   $("nothing").hidden = runs.size > 0 || !$("pages").hidden;
 }
 
-/** Says which runs are finished: the order of a list changes only with that, so that runs do not move while one reads. */
+/** Returns which runs are finished, as text: the order changes only with that, so that runs do not move under the reader. */
 const settled = all => JSON.stringify(all.map(run => [run.id, run.card.finished]).sort());
 
 function node() {

@@ -154,7 +154,7 @@ class Sweep(Curves):
         facts = {"Method": str(sweep.get("method", "")), "Trials": counts}
         if best:
             facts |= {"Best": _described(best, trials[best]), "Metric": _metric(sweep)}
-        page = [Link("Page of the sweep", f"page/{quote(self.name)}/sweep.html")]
+        page = [Link("Page of the sweep", f"page/{quote(self.name + '/' if self.name else '')}sweep.html")]
         return {
             "finished": bool(trials) and not states["running"],
             "line": f"{counts}; best {trials[best]['value']:.4g}" if best else counts,

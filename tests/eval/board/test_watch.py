@@ -174,6 +174,8 @@ def test_a_sweep_overlays_its_trials_and_names_the_best(tmp_path: Path):
     assert run["card"]["line"] == "1 failed, 2 finished, 1 running; best 0.75" and not run["card"]["finished"]
     assert run["card"]["problems"] == ["trial 0002: out of memory"]
     assert run["card"]["links"] == [("Page of the sweep", "page/s/sweep.html")]
+    (run,) = Watched(tmp_path / "s").news()["runs"]
+    assert run["card"]["links"] == [("Page of the sweep", "page/sweep.html")]
 
 
 def test_readers_are_told_independently_and_pages_are_listed(tmp_path: Path):
