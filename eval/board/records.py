@@ -47,13 +47,16 @@ class Part:
         elif "open" in line:
             self.open[line["open"]] = Shown(f"item {line['open']}", "open", str(line["error"])[:TEXT])
         else:
-            self.open.pop(line["item"], None)
-            self.done += 1
-            self.made += len(line["records"])
-            self.counts.update(line["counts"])
-            self.rejected.update(record["reason"] for record in line["rejected"])
-            self.records.extend(map(shown, line["records"]))
-            self.rejections.extend(map(shown, line["rejected"]))
+            self._complete(line["item"], line["records"], line["rejected"], line["counts"])
+
+    def _complete(self, item: int, records: list[Any], rejected: list[Any], counts: dict[str, int]) -> None:
+        self.open.pop(item, None)
+        self.done += 1
+        self.made += len(records)
+        self.counts.update(counts)
+        self.rejected.update(record["reason"] for record in rejected)
+        self.records.extend(map(shown, records))
+        self.rejections.extend(map(shown, rejected))
 
 
 def shown(record: Mapping[str, Any]) -> Shown:
