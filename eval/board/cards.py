@@ -71,12 +71,12 @@ class Run(ABC):
 
     kind: ClassVar[str]
 
-    def __init__(self, path: Path, name: str, made: dict[str, Settings]):
+    def __init__(self, path: Path, name: str, syntheses: dict[str, Settings]):
         """Follow the run at ``path``, shown as ``name``.
 
-        ``made`` has the settings of all finished syntheses by their output, as their recipes name it.
+        ``syntheses`` has the settings of all finished syntheses by their output, as their recipes name it.
         """
-        self.path, self.name, self.made = path, name, made
+        self.path, self.name, self.syntheses = path, name, syntheses
         self.rows: list[dict[str, Any]] = []
         self.generation = 0
         self._seen: dict[Path, tuple[float, int, int]] = {}

@@ -29,7 +29,7 @@ class Part:
 
     def _begin(self) -> None:
         self.items: int | None = None
-        self.done = self.made = 0
+        self.done = self.written = 0
         self.open: dict[int, Shown] = {}
         self.counts: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
@@ -52,7 +52,7 @@ class Part:
     def _complete(self, item: int, records: list[Any], rejected: list[Any], counts: dict[str, int]) -> None:
         self.open.pop(item, None)
         self.done += 1
-        self.made += len(records)
+        self.written += len(records)
         self.counts.update(counts)
         self.rejected.update(record["reason"] for record in rejected)
         self.records.extend(map(shown, records))
@@ -101,7 +101,7 @@ class Output:
             of=self.meta.get("items") or next((part.items for part in parts if part.items), None),
             open=sum(len(part.open) for part in parts),
             rejected=dict(rejected.most_common()),
-            records=self.meta.get("records", 0) + sum(part.made for part in parts),
+            records=self.meta.get("records", 0) + sum(part.written for part in parts),
             read=counts["prompt_tokens"],
             written=counts["completion_tokens"],
         )
@@ -118,8 +118,8 @@ class Synthesis(Run):
 
     kind = "synthesis"
 
-    def __init__(self, path: Path, name: str, made: dict[str, Settings]):
-        super().__init__(path, name, made)
+    def __init__(self, path: Path, name: str, syntheses: dict[str, Settings]):
+        super().__init__(path, name, syntheses)
         self._output = Output(path)
 
     def files(self) -> list[Path]:
@@ -132,7 +132,7 @@ class Synthesis(Run):
         progress = self._output.progress("")
         finished = self._output.finished
         if "output" in settings:
-            self.made[settings["output"]] = settings
+            self.syntheses[settings["output"]] = settings
         known = (name for name in ("method", "stage", "model") if settings.get(name))
         return {
             "finished": finished,
@@ -160,8 +160,8 @@ class Evaluation(Run):
 
     kind = "evaluation"
 
-    def __init__(self, path: Path, name: str, made: dict[str, Settings]):
-        super().__init__(path, name, made)
+    def __init__(self, path: Path, name: str, syntheses: dict[str, Settings]):
+        super().__init__(path, name, syntheses)
         self._batches: dict[Path, Output] = {}
 
     def files(self) -> list[Path]:

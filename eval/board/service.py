@@ -35,7 +35,7 @@ except ImportError as error:
 HERE = Path(__file__).parent
 EVERY = 1.0
 """Seconds between two looks at the files."""
-OTHERS = (
+SANDBOX = (
     "sandbox allow-scripts allow-downloads; default-src 'none'; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
@@ -65,20 +65,20 @@ def app(board: Board, *, over: Callable[[], bool] = lambda: False) -> FastAPI:
 
     @api.get("/report/{name:path}")
     def report(name: str) -> Response:
-        return _made(lambda output: write_matrix_report(output, inside(board.root, name)))
+        return _drawn(lambda output: write_matrix_report(output, inside(board.root, name)))
 
     @api.get("/records/{name:path}")
     def records(name: str) -> Response:
         from rag_train.data_synth.inspect.view import write_page  # imports transformers, which takes seconds
 
-        return _made(lambda output: write_page(inside(board.root, name), output))
+        return _drawn(lambda output: write_page(inside(board.root, name), output))
 
     @api.get("/page/{name:path}")
     def written(name: str) -> Response:
         path = inside(board.root, name)
         if path.suffix != ".html" or not path.is_file():
             raise UserError(f"{name}: no such page; reload the board")
-        return _other(path)
+        return _sandboxed(path)
 
     @api.exception_handler(UserError)
     async def refuse(request: Request, error: UserError) -> Response:
@@ -96,15 +96,15 @@ def inside(root: Path, name: str) -> Path:
     raise UserError(f"{name[:200]!r}: not inside the directory of the board; give the board that directory")
 
 
-def _made(write: Callable[[Path], object]) -> Response:
+def _drawn(write: Callable[[Path], object]) -> Response:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "page.html"
         write(path)
-        return _other(path)
+        return _sandboxed(path)
 
 
-def _other(path: Path) -> Response:
-    return HTMLResponse(path.read_bytes(), headers={"Content-Security-Policy": OTHERS})
+def _sandboxed(path: Path) -> Response:
+    return HTMLResponse(path.read_bytes(), headers={"Content-Security-Policy": SANDBOX})
 
 
 async def _stream(board: Board, over: Callable[[], bool]) -> AsyncIterator[str]:

@@ -48,8 +48,8 @@ class Training(Curves):
 
     kind = "training"
 
-    def __init__(self, path: Path, name: str, made: dict[str, Settings]):
-        super().__init__(path, name, made)
+    def __init__(self, path: Path, name: str, syntheses: dict[str, Settings]):
+        super().__init__(path, name, syntheses)
         self._tails = [
             Tail(path / METRICS, self._start, self._logged),
             Tail(path / EVALUATIONS, partial(self._begin, "checkpoints"), self._evaluated),
@@ -89,7 +89,7 @@ class Training(Curves):
             "line": ", ".join([f"step {step}", *(f"{title.lower()} {value}" for title, value in measured.items())]),
             "share": 1.0 if finished else share,
             "facts": facts | {"Step": step} | measured | self._cost(result, epochs),
-            "commands": after_training(self.path, finished, self.made.get(str(recipe.get("data")), {})),
+            "commands": after_training(self.path, finished, self.syntheses.get(str(recipe.get("data")), {})),
             "problems": problems + [tail.problem for tail in self._tails if tail.problem],
         }
 
@@ -131,8 +131,8 @@ class Sweep(Curves):
 
     kind = "sweep"
 
-    def __init__(self, path: Path, name: str, made: dict[str, Settings]):
-        super().__init__(path, name, made)
+    def __init__(self, path: Path, name: str, syntheses: dict[str, Settings]):
+        super().__init__(path, name, syntheses)
         self._tails: dict[str, Tail] = {}
 
     def _folders(self) -> list[Path]:
@@ -161,7 +161,7 @@ class Sweep(Curves):
             "facts": facts,
             "best": best,
             "links": page if (self.path / "sweep.html").is_file() else [],
-            "commands": [evaluate(self.path / best, self.made.get(data, {}))] if best else [],
+            "commands": [evaluate(self.path / best, self.syntheses.get(data, {}))] if best else [],
             "problems": problems,
         }
 

@@ -81,7 +81,7 @@ class Board:
 
     def __init__(self, root: Path, every: float = 1.0):
         self.root, self._every = root, every
-        self._made: dict[str, Settings] = {}
+        self._syntheses: dict[str, Settings] = {}
         self._runs: dict[str, Run] = {}
         self._cards: dict[str, Card] = {}
         self._pages: list[str] = []
@@ -111,7 +111,7 @@ class Board:
         runs = {f"{kind.kind} {path}": (kind, path) for kind, path in found.runs}
         for id, (kind, path) in sorted(runs.items(), key=lambda item: KINDS.index(item[1][0])):
             name = path.relative_to(self.root).as_posix()
-            run = self._runs.get(id) or kind(path, "" if name == "." else name, self._made)
+            run = self._runs.get(id) or kind(path, "" if name == "." else name, self._syntheses)
             self._runs[id], self._cards[id] = run, run.look()
         for id in self._runs.keys() - runs.keys():
             del self._runs[id], self._cards[id]
