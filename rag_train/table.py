@@ -154,6 +154,11 @@ class Table:
         )
 
 
+def estimates(caption: str, rows: Iterable[tuple[str, str]], assumptions: Sequence[str]) -> Table:
+    """Return the table of a dry run: what a command would take, and the assumptions as notes."""
+    return Table("Dry run", caption, ["", "estimate"], [list(row) for row in rows], list(assumptions))
+
+
 def _total(widths: Iterable[int]) -> int:
     """Return the width of a table in a terminal: each column has a space on either side, and a border or a gap."""
     return sum(width + 3 for width in widths) + 1

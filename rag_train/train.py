@@ -15,7 +15,7 @@ from rag_train.errors import OneProcessError, UserError
 from rag_train.recipe import describe
 from rag_train.training.recipe import TrainRecipe, load_train_recipe
 from rag_train.training.result import summary_line
-from rag_train.training.run import train
+from rag_train.training.run import dry_run, train
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,10 +34,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="key=value", help="replace a key, for example dpo.beta=0.2"
     )
+    parser.add_argument("--dry-run", action="store_true", help="print steps, memory, disk and time; start nothing")
+    parser.add_argument("--device", help="with --dry-run: the accelerator to plan for, such as h100")
     options = parser.parse_args(arguments)
+    if options.device and not options.dry_run:
+        parser.error("--device: only with --dry-run")
     first = os.environ.get("RANK", "0") == "0"
     try:
-        result = train(load_train_recipe(options.recipe, options.overrides))
+        recipe = load_train_recipe(options.recipe, options.overrides)
+        if options.dry_run:
+            if first:
+                dry_run(recipe, options.device)
+            return 0
+        result = train(recipe)
     except UserError as error:
         if first or isinstance(error, OneProcessError):
             print(f"error: {error}", file=sys.stderr)

@@ -18,6 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, TrainerCallback, TrainingArguments
 from transformers.utils import is_liger_kernel_available
 
+from rag_train.training.devices import device_called
 from rag_train.training.masking import IGNORE
 from rag_train.training.recipe import LoraRecipe
 from rag_train.training.sft import PackedTrainer, packed_rows
@@ -31,8 +32,6 @@ QWEN_7B = {
     "num_attention_heads": 28,
     "num_key_value_heads": 4,
 }
-PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
-"""Peak operations per second in bf16 without sparsity, from the manufacturers' data sheets."""
 EXAMPLES, LENGTH = 8, 1024
 """Examples per row, and tokens per example; the second half of each example is trained."""
 WARM_UP, STEPS = 5, 10
@@ -52,10 +51,10 @@ class _Clock(TrainerCallback):
 def utilisation(shape: dict[str, int] = QWEN_7B, peak: float | None = None) -> dict[str, dict[str, float]]:
     """Return, for LoRA and full training, the seconds and model FLOPs of a step and their share of the GPU's peak.
 
-    ``peak`` is in operations per second; the default is the value for the GPU's name in ``PEAK``, or nan.
+    ``peak`` is in operations per second; the default is that of the GPU (`rag_train.training.devices`), or nan.
     """
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    peak = peak or next((value for key, value in PEAK.items() if key in name), float("nan"))
+    device = device_called(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+    peak = peak or (device.peak if device else float("nan"))
     result = {}
     for training in ("lora", "full"):
         seconds = _step_seconds(shape, adapters=training == "lora")

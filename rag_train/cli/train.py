@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from rag_train.cli.options import TRAINING, Json, Overrides, report
+from rag_train.errors import UserError
 
 training = typer.Typer()
 
@@ -18,6 +19,13 @@ training = typer.Typer()
 def train(
     recipe: Annotated[Path, typer.Argument(help="YAML file, for example recipes/deeprag_sft.yaml.")],
     overrides: Overrides = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print steps, memory, disk and time, and start nothing.")
+    ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(help="With --dry-run: the accelerator to plan for, such as h100, instead of the one here."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a controller from a recipe, in one process.
@@ -27,9 +35,16 @@ def train(
     """
     from rag_train.training.recipe import load_train_recipe
     from rag_train.training.result import summary_line
+    from rag_train.training.run import dry_run as plan
     from rag_train.training.run import train as run
 
-    result = run(load_train_recipe(recipe, overrides or []))
+    loaded = load_train_recipe(recipe, overrides or [])
+    if dry_run:
+        plan(loaded, device, as_json)
+        return
+    if device:
+        raise UserError(f"--device {device}: only with --dry-run; a run takes the devices that it finds")
+    result = run(loaded)
     report(as_json, asdict(result), summary_line(result))
 
 

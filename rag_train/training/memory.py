@@ -18,6 +18,8 @@ and q and k the summed sizes of the query heads and of the key heads:
   works in place. Trees and the CPU were measured, the GPU was not.
 - 1 GiB for libraries, the context of the device and workspaces.
 
+Tokens and predicted tokens are those of the largest passes (`rag_train.training.epoch`), padding included.
+
 Activations are freed by the time all gradients exist. Without gradient accumulation, therefore, only the larger of
 the two is counted.
 """
@@ -26,26 +28,17 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import psutil
 import torch
-from accelerate import PartialState, init_empty_weights
+from accelerate import init_empty_weights
 from accelerate.utils import DeepSpeedPlugin
-from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rag_train.errors import UserError
-from rag_train.training.data import DPO, DataReport
-from rag_train.training.packing import distinct_tokens, sortable
-from rag_train.training.recipe import LoraRecipe, SFTRecipe, TrainRecipe
-from rag_train.training.rows import TokenColumn
+from rag_train.training.recipe import LoraRecipe, TrainRecipe
 
 RUNTIME = 2.0**30
-PADDING = 64
-"""Row lengths are padded to a multiple of this number (`trainer_arguments`)."""
 TILE = (4096, 32768)
 """Tokens and vocabulary entries of a tile in TRL's fused head."""
 
@@ -73,6 +66,8 @@ class Architecture:
     keys: int
     vocabulary: int
     linear: dict[str, tuple[int, int]]
+    stored: int = 2
+    """Bytes of a weight in the model's files."""
 
     def trained(self, lora: LoraRecipe | None) -> int:
         """Return the number of trained parameters: all, or those of the adapters."""
@@ -122,6 +117,7 @@ def architecture(model: str) -> Architecture:
             for name, module in empty.named_modules()
             if isinstance(module, torch.nn.Linear)
         },
+        stored=(getattr(text, "dtype", None) or torch.float32).itemsize,
     )
 
 
@@ -147,36 +143,19 @@ def current_sharding() -> Sharding:
     return Sharding(processes=processes)
 
 
-def largest_pass(recipe: TrainRecipe, rows: Dataset, report: DataReport) -> tuple[int, float]:
-    """Return the number of tokens in the largest forward pass, and how many of them are predicted."""
-    size = recipe.batch_size
-    if recipe.stage == "sft":
-        longest = int(TokenColumn(rows, "input_ids").lengths().max())
-        if recipe.pack_tokens:
-            tokens = max(longest, min(recipe.pack_tokens, report.tokens))
-            return tokens, tokens * report.trained_tokens / report.tokens
-        tokens = min(size, len(rows)) * PADDING * math.ceil(longest / PADDING)
-        return tokens, tokens
-    prompt, chosen, rejected = (TokenColumn(rows, name) for name in DPO)
-    if not recipe.trees:
-        longest = int((prompt.lengths() + np.maximum(chosen.lengths(), rejected.lengths())).max())
-        tokens = 2 * min(size, len(rows)) * PADDING * math.ceil(longest / PADDING)
-        return tokens, tokens
-
-    def pairs(numbers: range) -> list[bytes]:
-        return [sortable(prompt[i]) + sortable(side[i]) for i in numbers for side in (chosen, rejected)]
-
-    batches = (range(i, min(i + size, len(rows))) for i in range(0, len(rows), size))
-    snippets = int((chosen.lengths() + rejected.lengths()).max())
-    return max(distinct_tokens(pairs(batch)) for batch in batches), size * snippets
-
-
-def estimate(recipe: TrainRecipe, model: Architecture, sharding: Sharding, tokens: int, predicted: float) -> Memory:
+def estimate(
+    recipe: TrainRecipe,
+    model: Architecture,
+    sharding: Sharding,
+    tokens: int,
+    predicted: float,
+    *,
+    gpu: bool = False,
+) -> Memory:
     """Estimate the memory of a process whose largest forward pass has ``tokens``, ``predicted`` of them with
     logits."""
     trained = model.trained(recipe.lora)
-    bf16 = recipe.precision == "bf16"
-    half = bf16 and (sharding.deepspeed or recipe.lora is not None)  # as in `trainer_arguments`
+    bf16, half = recipe.precision == "bf16", _half(recipe, sharding)
     weight, number, residual = (2 if half else 4), (2 if bf16 else 4), (2 if half else 4)
     weights = float(model.parameters * weight)
     if recipe.quantize == "4bit":
@@ -212,95 +191,40 @@ def estimate(recipe: TrainRecipe, model: Architecture, sharding: Sharding, token
         gradients=gradients,
         optimizer=optimizer,
         activations=float(tokens * kept),
-        logits=_logits(recipe, model.vocabulary, tokens, predicted),
+        logits=_logits(recipe, model.vocabulary, tokens, predicted, gpu),
         accumulates=recipe.gradient_accumulation > 1,
     )
 
 
-def _logits(recipe: TrainRecipe, vocabulary: int, tokens: int, predicted: float) -> float:
+def checkpoint_bytes(recipe: TrainRecipe, model: Architecture, sharding: Sharding) -> float:
+    """Return the size of a checkpoint: trained weights, fp32 moments and, with DeepSpeed, fp32 weights.
+
+    ZeRO-2 and FSDP write the trained weights twice, as the model and for themselves.
+    """
+    twice = sharding.stage == 2 or (sharding.stage == 3 and not sharding.deepspeed)
+    weights = _saved(recipe, sharding) * (2 if twice else 1)
+    return model.trained(recipe.lora) * float(weights + (12 if sharding.deepspeed else 8))
+
+
+def result_bytes(recipe: TrainRecipe, model: Architecture, sharding: Sharding) -> float:
+    """Return the size of the weights that a run ends with: the trained ones, or the model with them merged."""
+    if recipe.lora is not None and recipe.lora.merge:
+        return float(model.parameters * model.stored)
+    return float(model.trained(recipe.lora) * _saved(recipe, sharding))
+
+
+def _saved(recipe: TrainRecipe, sharding: Sharding) -> int:
+    """Return the bytes of a trained weight in files."""
+    return 2 if recipe.precision == "bf16" and sharding.deepspeed else 4
+
+
+def _half(recipe: TrainRecipe, sharding: Sharding) -> bool:
+    """Whether the weights are loaded in bf16, as in `trainer_arguments`."""
+    return recipe.precision == "bf16" and (sharding.deepspeed or recipe.lora is not None)
+
+
+def _logits(recipe: TrainRecipe, vocabulary: int, tokens: int, predicted: float, gpu: bool) -> float:
     if recipe.trees:
         return 16 * predicted * vocabulary
-    entry = 8.0 if torch.cuda.is_available() else 32.0
+    entry = 8.0 if gpu else 32.0
     return entry * min(tokens, TILE[0]) * min(vocabulary, TILE[1])
-
-
-def check_memory(recipe: TrainRecipe, rows: Dataset, report: DataReport) -> str:
-    """Return a line that states the model's size, the estimated memory and the number of steps.
-
-    Raises UserError with the settings to change if the estimate exceeds the device's memory and
-    ``recipe.check_memory`` is true. On the CPU, the processes of a machine share its memory, offloaded states
-    included.
-    """
-    model, sharding = architecture(recipe.model), current_sharding()
-    if torch.cuda.is_available():
-        available = torch.cuda.get_device_properties(PartialState().device).total_memory
-    else:
-        available = psutil.virtual_memory().total / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        sharding = replace(sharding, offload_optimizer=False, offload_weights=False)
-
-    def need(candidate: TrainRecipe) -> float:
-        candidate = candidate.on(sharding.processes)
-        return estimate(candidate, model, sharding, *largest_pass(candidate, rows, report)).total
-
-    needed = need(recipe)
-    if recipe.check_memory and needed > available:
-        remedy = next((text for text, changed in _remedies(recipe) if need(changed) <= available), None)
-        remedy = f"set {remedy}, or" if remedy else "no setting is enough for one device:"
-        raise UserError(
-            f"model {recipe.model}: training needs about {_gib(needed)} per device, which has {_gib(available)}; "
-            f"{remedy} shard over more devices (launch/accelerate/zero3.yaml, zero3_offload.yaml); "
-            "check_memory=false skips this check"
-        )
-    trained, share = model.trained(recipe.lora), report.trained_tokens / report.tokens
-    steps = _steps(recipe.on(sharding.processes), rows, report, sharding.processes)
-    return (
-        f"model {_short(model.parameters)}, trained {_short(trained)}, about {_gib(needed)} per device of "
-        f"{_gib(available)}; {steps}, {_short(report.tokens)} tokens "
-        f"per epoch, {share:.0%} of them trained"
-    )
-
-
-def _remedies(recipe: TrainRecipe) -> list[tuple[str, TrainRecipe]]:
-    """List changes of the recipe that save memory: each alone, the smallest change first, then more and more
-    together."""
-    small = {"batch_size": 1}
-    if recipe.global_batch is None:
-        small["gradient_accumulation"] = recipe.batch_size * recipe.gradient_accumulation
-    changes: list[tuple[str, dict[str, Any]]] = []
-    if not recipe.gradient_checkpointing:
-        changes.append(("gradient_checkpointing=true", {"gradient_checkpointing": True}))
-    if recipe.batch_size > 1:
-        changes.append((" ".join(f"{key}={value}" for key, value in small.items()), small))
-    if recipe.pack_tokens and recipe.pack_tokens > recipe.max_tokens:
-        changes.append((f"sft.pack_tokens={recipe.max_tokens}", {"sft": SFTRecipe(pack_tokens=recipe.max_tokens)}))
-    if recipe.precision == "fp32":
-        changes.append(("precision=bf16", {"precision": "bf16"}))
-    if recipe.lora is None:
-        changes.append(("lora.r=16", {"lora": LoraRecipe()}))
-    remedies = [(text, replace(recipe, **change)) for text, change in changes]
-    together, texts = recipe, []
-    for text, change in changes:
-        together, texts = replace(together, **change), [*texts, text]
-        remedies.append((" ".join(texts), together))
-    return remedies
-
-
-def _steps(recipe: TrainRecipe, rows: Dataset, report: DataReport, processes: int) -> str:
-    about = "about " if recipe.pack_tokens else ""  # the rows have not been packed yet
-    passes = math.ceil(report.tokens / recipe.pack_tokens) if recipe.pack_tokens else len(rows) / recipe.batch_size
-    per_epoch = math.ceil(math.ceil(math.ceil(passes) / processes) / recipe.gradient_accumulation)
-    steps = math.ceil(per_epoch * recipe.epochs)
-    unit = "packed rows" if recipe.pack_tokens else "examples"
-    size = recipe.batch_size * recipe.gradient_accumulation * processes
-    return f"{about}{steps:,} steps of {size:,} {unit}"
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:,.1f} GiB"
-
-
-def _short(count: float) -> str:
-    for letter, power in (("B", 1e9), ("M", 1e6)):
-        if count >= power:
-            return f"{count / power:.1f} {letter}"
-    return f"{count:,.0f}"

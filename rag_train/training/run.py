@@ -68,21 +68,46 @@ def train(recipe: TrainRecipe) -> TrainResult:
         raise
 
 
+def dry_run(recipe: TrainRecipe, device: str | None = None, as_json: bool = False) -> None:
+    """Print what ``recipe`` would take here, or on the named ``device`` (`rag_train.training.devices`).
+
+    The data are tokenised if they have not been yet; no weights are loaded, and ``output_dir`` is not touched.
+    Raises UserError, after printing, where `train` would refuse to start.
+    """
+    quiet_libraries()
+    from rich.console import Console
+
+    from rag_train.training.devices import find_device
+    from rag_train.training.plan import check, plan
+
+    named = find_device(device) if device else None
+    _require_packages(recipe)
+    _, rows, report = _load_data(recipe)
+    planned = plan(recipe, rows, report, named)
+    if as_json:
+        print(json.dumps(planned.summary()))
+    else:
+        Console().print(planned.table())
+    check(planned, recipe, rows)
+
+
 def _run(recipe: TrainRecipe, identity: dict[str, Any], output_dir: Path, checkpoints: Path) -> TrainResult:
     from accelerate import PartialState
 
     from rag_train.training.card import write_card
     from rag_train.training.checkpoints import MarkComplete, newest_complete, remove_torn, step_of
-    from rag_train.training.memory import check_memory, current_sharding
+    from rag_train.training.memory import current_sharding
+    from rag_train.training.plan import check, plan
     from rag_train.training.tracking import tracked
     from rag_train.training.validation import Validation
 
     settled = recipe.on(current_sharding().processes)
     tokenizer, rows, report = _load_data(recipe)
     held_out = _held_out(recipe, tokenizer)
-    line = check_memory(recipe, rows, report)
+    planned = plan(recipe, rows, report)
+    check(planned, recipe, rows)
     if PartialState().is_main_process:
-        console.print(line, soft_wrap=True)
+        console.print(planned.line(), soft_wrap=True)
     trainer = build_trainer(settled, rows, tokenizer, checkpoints, held_out)
     if PartialState().is_main_process:
         save_recipe(recipe, output_dir / "recipe.yaml")

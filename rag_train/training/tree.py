@@ -276,13 +276,13 @@ def padded(
 
     Kernels are compiled and memory is reserved for each length.
     """
-    size = _few_lengths(len(ids))
+    size = few_lengths(len(ids))
     last = torch.cat([last, torch.arange(len(last), size, device=last.device)])
     ids, positions = (F.pad(values, (0, size - len(values))) for values in (ids, positions))
-    return ids, positions, last, F.pad(at, (0, _few_lengths(len(at)) - len(at)))
+    return ids, positions, last, F.pad(at, (0, few_lengths(len(at)) - len(at)))
 
 
-def _few_lengths(size: int) -> int:
+def few_lengths(size: int) -> int:
     """Round up to a multiple of ``SLICE`` of which there are at most four per doubling."""
     step = max(SLICE, 2 ** (size.bit_length() - 3))
     return -(-size // step) * step

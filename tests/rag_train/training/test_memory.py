@@ -1,5 +1,4 @@
-"""The memory estimate: exact parameter counts, a total near the measured memory, and refusal of runs that do not
-fit."""
+"""The memory estimate: exact parameter counts, and a total near the measured memory."""
 
 from __future__ import annotations
 
@@ -9,18 +8,16 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace as Namespace
 
 import pytest
 from peft import get_peft_model
 from support.training import TOKENIZER, recipe_in, sft_record, write
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from rag_train.errors import UserError
-from rag_train.training.data import dpo_rows, sft_rows
-from rag_train.training.memory import Sharding, architecture, check_memory, estimate, largest_pass
-from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
-from rag_train.training.run import train
+from rag_train.training.data import sft_rows
+from rag_train.training.epoch import epoch
+from rag_train.training.memory import Sharding, architecture, estimate
+from rag_train.training.recipe import LoraRecipe, TrainRecipe
 from rag_train.training.setup import lora_config
 
 QWEN_7B = {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
@@ -60,49 +57,6 @@ def test_sizes_of_states_match_zero_paper(work: Path, tmp_path: Path):
     assert states(recipe, offloaded) == pytest.approx(gathered)
 
 
-def test_counts_tokens_of_largest_pass(work: Path, tmp_path: Path):
-    recipe = recipe_in(work, tmp_path / "out", batch_size=3)
-    rows, report = sft_rows(work / "sft.jsonl", TOKENIZER, max_tokens=500, chat=False)
-    longest = max(len(row["input_ids"]) for row in rows)
-    tokens, predicted = largest_pass(recipe, rows, report)
-    assert tokens == predicted and 0 <= tokens - 3 * longest < 3 * 64
-    packed = replace(recipe, batch_size=1, sft=SFTRecipe(pack_tokens=600))
-    assert largest_pass(packed, rows, report)[0] == 600
-    rows, report = dpo_rows(work / "dpo.jsonl", TOKENIZER, max_tokens=500, chat=False)
-    recipe = recipe_in(work, tmp_path / "out", stage="dpo", batch_size=3)
-    pairs = largest_pass(recipe, rows, report)
-    tree = largest_pass(replace(recipe, dpo=DPORecipe(layout="tree")), rows, report)
-    assert tree[0] < 0.7 * pairs[0] and tree[1] < pairs[1]
-
-
-def test_refuses_run_that_does_not_fit_and_names_remedy(work: Path, tmp_path: Path, monkeypatch):
-    recipe = recipe_in(work, tmp_path / "out", batch_size=8, precision="fp32")
-    rows, report = sft_rows(recipe.data, TOKENIZER, max_tokens=500, chat=False)
-    sizes = architecture(recipe.model)
-
-    def need(candidate: TrainRecipe) -> float:
-        return estimate(candidate, sizes, Sharding(), *largest_pass(candidate, rows, report)).total
-
-    def check_on_machine_with(size: float, candidate: TrainRecipe) -> str:
-        monkeypatch.setattr("rag_train.training.memory.psutil.virtual_memory", lambda: Namespace(total=size))
-        return check_memory(candidate, rows, report)
-
-    line = check_on_machine_with(2.0**34, recipe)
-    assert "model 20,672, trained 20,672, about 1.0 GiB per device of 16.0 GiB; 3 steps of 8 examples" in line
-    single = replace(recipe, batch_size=1, gradient_accumulation=8)
-    with pytest.raises(UserError, match=r"set batch_size=1 gradient_accumulation=8, or shard over more devices"):
-        check_on_machine_with(need(single) + 1, recipe)
-    assert check_on_machine_with(need(single) + 1, single)
-    with pytest.raises(UserError, match=r"set batch_size=1, or shard over more devices"):
-        check_on_machine_with(need(single) + 1, replace(recipe, global_batch=8))
-    with pytest.raises(UserError, match="no setting is enough for one device: shard over more devices"):
-        check_on_machine_with(2.0**29, recipe)
-    with pytest.raises(UserError, match="check_memory=false skips this check"):
-        train(recipe)
-    assert not (tmp_path / "out" / "training.json").exists()
-    assert check_on_machine_with(2.0**29, replace(recipe, check_memory=False))
-
-
 MEASURE = """
 import sys
 from pathlib import Path
@@ -140,8 +94,8 @@ def test_estimate_is_near_measured_memory(tmp_path: Path):
         recipe = recipe_in(tmp_path, tmp_path / name, data=tmp_path / f"{name}.jsonl", batch_size=4, epochs=1)
         recipe = replace(recipe, precision="fp32")
         save_recipe(recipe, tmp_path / f"{name}.yaml")
-    rows, report = sft_rows(tmp_path / "large.jsonl", TOKENIZER, max_tokens=4096, chat=False)
-    memory = estimate(recipe, architecture(recipe.model), Sharding(), *largest_pass(recipe, rows, report))
+    rows, _ = sft_rows(tmp_path / "large.jsonl", TOKENIZER, max_tokens=4096, chat=False)
+    memory = estimate(recipe, architecture(recipe.model), Sharding(), *epoch(recipe, rows).largest)
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, tmp_path / "small.yaml", tmp_path / "large.yaml"],
         env=os.environ

@@ -49,10 +49,10 @@ from rag_train.training.sft import packed_rows
 from rag_train.training.tree import (
     SLICE,
     SLICED,
-    _few_lengths,
     attention_for_trees,
     attention_mask,
     block_mask,
+    few_lengths,
     lay_out,
     padded,
     path_logits,
@@ -268,9 +268,9 @@ def test_padded_rows_give_the_same_logits(sequences: list[list[int]]):
 
 
 @given(st.integers(1, 2**20))
-def test_rows_have_few_lengths(size: int):
-    assert size <= _few_lengths(size) < max(size * 1.25, size + SLICE)
-    assert len({_few_lengths(n) for n in range(2**12, 2**13)}) <= 5
+def test_rows_havefew_lengths(size: int):
+    assert size <= few_lengths(size) < max(size * 1.25, size + SLICE)
+    assert len({few_lengths(n) for n in range(2**12, 2**13)}) <= 5
 
 
 def examples(count: int) -> list[dict[str, list[int]]]:

@@ -1,0 +1,48 @@
+"""Accelerators by name, for plans of trainings on machines that are not here.
+
+The peaks are those of the manufacturers' data sheets: dense bf16 matrix products with fp32 sums. Sheets that state
+twice as much count sparse matrices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rag_train.errors import UserError
+
+UTILISATION = 0.4
+"""Assumed share of the peak in training. Llama 3 states 0.38 to 0.43 on H100 (Grattafiori et al. 2024, table 4)."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """An accelerator: bytes of memory, and peak operations per second in bf16."""
+
+    name: str
+    memory: float
+    peak: float
+
+
+DEVICES = {
+    device.name.lower(): device
+    for device in (
+        Device("H200", 141e9, 989e12),
+        Device("H100", 80e9, 989e12),
+        Device("A100", 80e9, 312e12),
+        Device("L40S", 48e9, 362e12),
+        Device("L4", 24e9, 121e12),
+    )
+}
+
+
+def find_device(name: str) -> Device:
+    """Return the device ``name``. Raises UserError if it is not in the table."""
+    if device := DEVICES.get(name.lower()):
+        return device
+    raise UserError(f"--device {name[:80]}: not in the table; give {', '.join(DEVICES)}")
+
+
+def device_called(name: str) -> Device | None:
+    """Return the device that a driver's name, such as "NVIDIA H100 80GB HBM3", stands for; None if unknown."""
+    words = name.upper().replace("-", " ").split()
+    return next((device for device in DEVICES.values() if device.name in words), None)

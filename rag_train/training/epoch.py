@@ -1,0 +1,95 @@
+"""The forward passes of an epoch, counted from the rows before anything is loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from datasets import Dataset
+
+from rag_train.training.data import DPO
+from rag_train.training.masking import IGNORE
+from rag_train.training.packing import distinct_tokens, pack, sortable
+from rag_train.training.recipe import TrainRecipe
+from rag_train.training.rows import TokenColumn
+from rag_train.training.tree import few_lengths
+
+PADDING = 64
+"""Row lengths of TRL's trainers are padded to a multiple of this number (`trainer_arguments`)."""
+
+
+class Pass(NamedTuple):
+    """Tokens of a forward pass, padding included, and how many of them get logits."""
+
+    tokens: int
+    predicted: int
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The forward passes of an epoch, of all processes together.
+
+    Attributes:
+        examples: number of examples or pairs.
+        passes: number of forward passes.
+        tokens: tokens that they compute, padding included; a prefix that a row shares counts once.
+        predicted: how many of them get logits.
+        largest: the most tokens of a pass, and the most logits of a pass, which may be another one.
+    """
+
+    examples: int
+    passes: int
+    tokens: int
+    predicted: int
+    largest: Pass
+
+
+def epoch(recipe: TrainRecipe, rows: Dataset) -> Epoch:
+    """Return the passes over rows of `sft_rows` or `dpo_rows`. Packed rows and trees are laid out to be counted."""
+    if recipe.pack_tokens:
+        return _added(len(rows), _packed(rows, recipe.pack_tokens, recipe.seed))
+    if recipe.trees:
+        return _added(len(rows), _trees(rows, recipe.batch_size))
+    if recipe.stage == "sft":
+        lengths = TokenColumn(rows, "input_ids").lengths()
+    else:
+        prompt, chosen, rejected = (TokenColumn(rows, name).lengths() for name in DPO)
+        lengths = np.concatenate([prompt + chosen, prompt + rejected])
+    return _padded(len(rows), lengths, recipe.batch_size)
+
+
+def _added(examples: int, passes: Iterable[Pass]) -> Epoch:
+    """Return the epoch of rows that are padded as `padded` does."""
+    rounded = [Pass(few_lengths(tokens), few_lengths(predicted)) for tokens, predicted in passes]
+    tokens, predicted = zip(*rounded, strict=True)
+    return Epoch(examples, len(rounded), sum(tokens), sum(predicted), Pass(max(tokens), max(predicted)))
+
+
+def _packed(rows: Dataset, budget: int, seed: int) -> Iterator[Pass]:
+    ids, labels = TokenColumn(rows, "input_ids"), TokenColumn(rows, "labels")
+    for members in pack(ids, budget, seed):
+        trained = sum(int((labels[i][1:] != IGNORE).sum()) for i in members)
+        yield Pass(distinct_tokens([sortable(ids[i]) for i in members]), trained)
+
+
+def _trees(rows: Dataset, size: int) -> Iterator[Pass]:
+    prompt, *sides = (TokenColumn(rows, name) for name in DPO)
+    for start in range(0, len(rows), size):
+        numbers = range(start, min(start + size, len(rows)))
+        sequences = [sortable(prompt[i]) + sortable(side[i]) for i in numbers for side in sides]
+        yield Pass(distinct_tokens(sequences), sum(len(side[i]) for i in numbers for side in sides))
+
+
+def _padded(examples: int, lengths: np.ndarray, size: int) -> Epoch:
+    """Return the epoch of padded batches, whose logits are computed at all tokens.
+
+    The order is random, so that the largest pass is that of the longest row, and the sum counts each row alone.
+    """
+    rounded = -(-lengths // PADDING) * PADDING
+    sequences = len(lengths) // examples  # a pair has two
+    largest = sequences * min(size, examples) * int(rounded.max())
+    tokens = int(rounded.sum())
+    return Epoch(examples, math.ceil(examples / size), tokens, tokens, Pass(largest, largest))

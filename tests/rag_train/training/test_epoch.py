@@ -1,0 +1,76 @@
+"""The passes of an epoch are those that the trainers compute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.training import TOKENIZER, recipe_in, write
+
+from rag_train.schema import Segment, SFTRecord
+from rag_train.training.data import dpo_rows, sft_rows
+from rag_train.training.epoch import epoch
+from rag_train.training.recipe import DPORecipe, SFTRecipe
+from rag_train.training.rows import LazyRows
+from rag_train.training.sft import packed_rows
+from rag_train.training.tree import padded
+from rag_train.training.tree_dpo import tree_rows
+
+
+def lengths(rows: LazyRows) -> list[tuple[int, int]]:
+    """Return the tokens and logits of each row as the model gets it."""
+    names, computed = ("input_ids", "positions", "last", "at"), []
+    for row in (rows[i] for i in range(len(rows))):
+        ids, _, _, at = padded(*(torch.tensor(row[name]) for name in names))
+        computed.append((len(ids), len(at)))
+    return computed
+
+
+@pytest.mark.parametrize("budget", [300, 600, 1100])
+def test_packed_rows_are_counted_as_they_are_padded(work: Path, tmp_path: Path, budget: int):
+    """The estimate took the budget itself, and the mean share of trained tokens."""
+    recipe = recipe_in(work, tmp_path / "out", batch_size=1, sft=SFTRecipe(pack_tokens=budget))
+    rows, _ = sft_rows(work / "sft.jsonl", TOKENIZER, max_tokens=500, chat=False)
+    counted, real = epoch(recipe, rows), lengths(packed_rows(rows, budget, recipe.seed))
+    tokens, predicted = zip(*real, strict=True)
+    assert (counted.passes, counted.tokens, counted.predicted) == (len(real), sum(tokens), sum(predicted))
+    assert counted.largest == (max(tokens), max(predicted))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_trees_are_counted_as_they_are_padded(work: Path, tmp_path: Path, size: int):
+    recipe = recipe_in(work, tmp_path / "out", stage="dpo", batch_size=size, dpo=DPORecipe(layout="tree"))
+    rows, _ = dpo_rows(work / "dpo.jsonl", TOKENIZER, max_tokens=500, chat=False)
+    counted, real = epoch(recipe, rows), lengths(tree_rows(rows, size))
+    tokens, predicted = zip(*real, strict=True)
+    assert (counted.passes, counted.tokens, counted.predicted) == (len(real), sum(tokens), sum(predicted))
+    assert counted.largest == (max(tokens), max(predicted))
+    pairs = epoch(replace(recipe, dpo=DPORecipe()), rows)
+    assert counted.tokens <= pairs.tokens and pairs.passes == counted.passes
+
+
+def test_padded_batches_are_bounded_by_their_longest_row(work: Path, tmp_path: Path):
+    rows, report = sft_rows(work / "sft.jsonl", TOKENIZER, max_tokens=500, chat=False)
+    counted = epoch(recipe_in(work, tmp_path / "out", batch_size=3), rows)
+    longest, largest = max(len(row["input_ids"]) for row in rows), counted.largest
+    assert 0 <= largest.tokens - 3 * longest < 3 * 64 and largest.predicted == largest.tokens
+    assert 0 <= counted.tokens - report.tokens < 64 * len(rows)
+
+
+def test_one_row_of_answers_needs_more_logits_than_the_mean(work: Path, tmp_path: Path):
+    """T5: the mean share of trained tokens was taken for the largest row."""
+    masked, trained = Segment(text="context " * 60, trained=False), Segment(text="answer " * 60, trained=True)
+
+    def record(i: int, segments: list[Segment]) -> SFTRecord:
+        completion = "".join(segment.text for segment in segments)
+        return SFTRecord(id=str(i), prompt=f"{i}?\n", completion=completion, segments=segments, source="gold")
+
+    few = Segment(text="a", trained=True)
+    records = [record(i, [masked, few] if i else [trained]) for i in range(12)]
+    rows, report = sft_rows(write(tmp_path / "d.jsonl", records), TOKENIZER, max_tokens=2000, chat=False)
+    recipe = recipe_in(work, tmp_path / "out", batch_size=1, sft=SFTRecipe(pack_tokens=500))
+    counted = epoch(recipe, rows)
+    mean = counted.largest.tokens * report.trained_tokens / report.tokens
+    assert counted.largest.predicted > 4 * mean
