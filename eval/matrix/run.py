@@ -63,22 +63,17 @@ async def run_matrix(
     done: list[Cell] = []
     failures: dict[CellName, OpenItems] = {}
     for model, place in models.items():
-        model_config = _for_model(config, place)
-        common = _settings(model_config)
-        stores: dict[tuple[str, str], Answers] = {}
-        for s in strategies:
-            for r, by_kind in retrievers.items():
-                settings = common | {"retrievers": _corpora(by_kind)}
-                stores[s, r] = Answers(output / "answers", s, settings)
+        model_config = for_model(config, place)
+        kept = stores(model_config, strategies, retrievers, output)
         names = [CellName(model, s, d, r, seed) for d in datasets for r in retrievers for s in strategies]
-        answers = {name: stores[name.strategy, name.retriever] for name in names}
+        answers = {name: kept[name.strategy, name.retriever] for name in names}
         for name in names:
             check_cell(output, name, datasets[name.dataset], answers[name].settings)
         lacking = [name for name in names if answers[name].missing(datasets[name.dataset])]
         if lacking:
             first = next(iter(retrievers.values()))
             async with open_kit(model_config, dict(first)) as opened:
-                kits = {name: _with_retrievers(opened, by_kind) for name, by_kind in retrievers.items()}
+                kits = {name: with_retrievers(opened, by_kind) for name, by_kind in retrievers.items()}
                 for name in lacking:  # raises UserError before the first question is asked
                     build(name.strategy, kits[name.retriever])
                 for name in lacking:
@@ -116,7 +111,22 @@ def _check_names(names: Iterable[CellName]) -> None:
             )
 
 
-def _for_model(config: KitConfig, place: str) -> KitConfig:
+def stores(
+    config: KitConfig,
+    strategies: Sequence[str],
+    retrievers: Mapping[str, Mapping[str, Retriever]],
+    output: Path,
+) -> dict[tuple[str, str], Answers]:
+    """Return the stored answers of the model of ``config``, by strategy and retriever."""
+    common = _settings(config)
+    return {
+        (strategy, name): Answers(output / "answers", strategy, common | {"retrievers": _corpora(by_kind)})
+        for strategy in strategies
+        for name, by_kind in retrievers.items()
+    }
+
+
+def for_model(config: KitConfig, place: str) -> KitConfig:
     """Return ``config`` with the model at ``place``, or with the adapter at ``place`` and the adapter's base model.
 
     Raises UserError if an adapter is damaged, names no base model, or was made for another vocabulary.
@@ -158,7 +168,8 @@ def _weights(place: str) -> str:
     return weights_sha256(place) or place
 
 
-def _with_retrievers(kit: Kit, retrievers: Mapping[str, Retriever]) -> Kit:
+def with_retrievers(kit: Kit, retrievers: Mapping[str, Retriever]) -> Kit:
+    """Return ``kit`` with these retrievers, by kind, the main one first."""
     fronts = {kind: AsyncRetriever(retriever) for kind, retriever in retrievers.items()}
     others = {kind: front for kind, front in fronts.items() if kind}
     return replace(kit, retriever=next(iter(fronts.values())), retrievers=others)

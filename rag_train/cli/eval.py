@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -32,6 +32,7 @@ from rag_train.pairs import named
 
 if TYPE_CHECKING:
     from rag_train.eval.matrix.cell import Cell
+    from rag_train.strategies.kit import KitConfig
     from rag_train.table import Table
 
 T = TypeVar("T")
@@ -105,6 +106,14 @@ def evaluate(
     metric: Annotated[
         str, typer.Option(help="With --watch: the measure that selects the best checkpoint; higher is better.")
     ] = "em",
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Answer a few questions of each cell, keep nothing but the engine's cache, and estimate calls, "
+            "tokens and time for all.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Answer questions with every model, strategy and retriever; write answers, scores and tables.
@@ -138,6 +147,12 @@ def evaluate(
     )
     others = "" if strategy else "; choose others with --strategy"
     console.print(f"{counts}: {', '.join(strategies)}{others}", markup=False, soft_wrap=True)
+
+    if dry_run:
+        if watch:
+            raise UserError("--dry-run: not with --watch, whose checkpoints are not there yet; give --model")
+        _estimate(config, models, strategies, datasets, retrievers, output, seed, as_json=as_json)
+        return
 
     def run(models: dict[str, str]) -> list[Cell]:
         from rag_train.eval.matrix.run import run_matrix
@@ -247,6 +262,20 @@ def export(
 
     files = export_matrix(directory, output, format)
     print(json.dumps([str(file) for file in files]) if as_json else f"{output}: {len(files):,} files")
+
+
+def _estimate(config: KitConfig, *cells: Any, as_json: bool) -> None:
+    """Ask a few questions of the cells, and print what all would take."""
+    from rag_train.eval.matrix.estimate import estimate_matrix, estimate_table
+
+    estimates = asyncio.run(estimate_matrix(config, *cells))
+    prices = config.engine.input_price, config.engine.output_price
+    if as_json:
+        print(json.dumps([{"cell": each.cell, "asked": each.asked} | each.figures(prices) for each in estimates]))
+    elif estimates:
+        _print_tables([estimate_table(estimates, prices)])
+    else:
+        print("all questions are answered already; the command would only write scores and tables")
 
 
 def _print_cells(cells: Sequence[Cell], as_json: bool) -> None:

@@ -257,6 +257,7 @@ def _synthesize(
 def _estimate(synthesize: Callable[[Any, Shard], Coroutine[Any, Any, Summary]], recipe: Any, as_json: bool) -> None:
     """Do one item in a hundred, and print what all would take."""
     from rag_train.resumable import Shard
+    from rag_train.table import estimates
 
     with tempfile.TemporaryDirectory() as folder:
         sample = replace(recipe, output=str(Path(folder) / "sample.jsonl"))
@@ -266,13 +267,17 @@ def _estimate(synthesize: Callable[[Any, Shard], Coroutine[Any, Any, Summary]], 
     calls, read, written = (round(done.counts.get(name, 0) * factor) for name in names)
     estimate = {"items": done.items, "items_done": done.items_done, "engine_calls": calls}
     estimate |= {"prompt_tokens": read, "completion_tokens": written}
-    line = f"dry run of {done.items_done:,} items: all {done.items:,} will take about {calls:,} calls, "
-    line += f"{read:,} tokens read and {written:,} written"
+    rows = [("items", f"{done.items:,}"), ("engine calls", f"{calls:,}")]
+    rows += [("tokens read", f"{read:,}"), ("tokens written", f"{written:,}")]
     engine = getattr(recipe, "engine", None)
     if engine and engine.input_price + engine.output_price:
         estimate["dollars"] = (read * engine.input_price + written * engine.output_price) / 1e6
-        line += f", ${estimate['dollars']:,.2f}"
-    report(as_json, estimate, line)
+        rows.append(("dollars", f"{estimate['dollars']:,.2f}"))
+    if as_json:
+        print(json.dumps(estimate))
+        return
+    caption = f"What all items would take; nothing was kept. Output: {recipe.output}."
+    Console().print(estimates(caption, rows, [f"Means of {done.items_done:,} items, one in a hundred, times all."]))
 
 
 @records.command("check")

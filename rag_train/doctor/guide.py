@@ -100,5 +100,6 @@ rag-train eval --model {hub} --model stage2=runs/deeprag/stage2 \\
 rag-train report runs/eval runs/eval.html
 ```
 
-Before the first long step, add `--dry-run` to `rag-train synth`: it counts calls and tokens.
+Before a long step, add `--dry-run` to the command: `synth` and `eval` count calls and tokens; `train` computes
+steps, memory, disk and time.
 """

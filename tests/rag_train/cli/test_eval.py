@@ -10,12 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from support.chat import chat_server, polite
 from support.matrices import numbered
 from support.paths import MODEL
 
 from rag_train.cli.app import main
 from rag_train.cli.eval import named_places
 from rag_train.errors import UserError
+from rag_train.eval.benchmarks.hostile import BOUNDS
+from rag_train.eval.matrix.estimate import bound
 from rag_train.miniworld.world import World, WorldConfig
 from rag_train.pairs import named
 from rag_train.retrieval.index.open import build_index
@@ -78,6 +81,43 @@ def test_roles_have_models_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
         assert [cell["summary"]["errors"] for cell in cells] == [0] * len(strategies)
         settings = json.loads((tmp_path / "m" / f"cells/{cells[0]['id']}.settings.json").read_text())
         assert list(settings["roles"]) == [role]
+
+
+def test_dry_run_estimates_what_is_missing_and_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"id": "p", "title": "T", "text": "x"}\n')
+    build_index("bm25", tmp_path / "corpus.jsonl", tmp_path / "index", lambda done: None)
+    asked, output = numbered(*range(40)), tmp_path / "m"
+    (tmp_path / "q.jsonl").write_text("".join(question.model_dump_json() + "\n" for question in asked))
+    command = ["eval", "--model", "gpt", "--index", str(tmp_path / "index"), "--output", str(output)]
+    command += ["--questions", str(tmp_path / "q.jsonl"), "--strategy", "rag", "--strategy", "rag,max_retrievals=0"]
+    with chat_server(answer=polite) as server:
+        command += ["--url", server.url, "--engine"]
+        priced = [*command, "chat,input_price=2,output_price=10"]
+        assert call(monkeypatch, *priced, "--dry-run", "--json") == 0
+        found, limited = json.loads(capsys.readouterr().out)
+        assert (found["questions"], found["asked"], found["calls"], found["searches"]) == (40, 4, 40, 40)
+        assert (limited["searches at most"], limited["calls at most"]) == (0, 40) and not output.exists()
+        assert found["dollars"] == (2 * found["tokens read"] + 10 * found["tokens written"]) / 1e6 > 0
+        assert call(monkeypatch, *priced, "--dry-run") == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert "Dry run" in text and "Means of 8 questions" in text and " all 80 " in text
+        assert call(monkeypatch, *command, "chat", "--sample", "30") == 0
+        capsys.readouterr()
+        assert call(monkeypatch, *command, "chat", "--dry-run", "--json") == 0
+        assert [each["questions"] for each in json.loads(capsys.readouterr().out)] == [10, 10]
+        assert call(monkeypatch, *command, "chat", "--sample", "30", "--dry-run") == 0
+        assert "all questions are answered already" in capsys.readouterr().out
+    places = command[3 : command.index("--url")]
+    assert call(monkeypatch, "eval", "--watch", str(output), *places, "--dry-run") == 2
+    assert "--dry-run: not with --watch" in capsys.readouterr().err
+
+
+def test_bounds_are_stated_for_default_settings_and_three_passages() -> None:
+    assert bound("deeprag", 3) == BOUNDS["deeprag"] and bound("deeprag", 4) is None
+    assert bound("deeprag,max_steps=9", 3) is None
+    assert bound("levelrag,max_calls=40,max_retrievals=null", 3) == (40, BOUNDS["levelrag"].retrievals)
 
 
 def adapter(folder: Path, **tensors: tuple[int, ...]) -> str:

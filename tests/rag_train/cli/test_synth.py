@@ -58,6 +58,10 @@ def test_planrag_teacher_runs_through_a_closed_model(tmp_path: Path, monkeypatch
         assert (estimate["items"], estimate["items_done"], estimate["engine_calls"]) == (200, 2, 200)
         assert estimate["dollars"] > 0 and not (tmp_path / "teacher.jsonl").exists()
         probes = len(server.asked) - 2
+        assert call(monkeypatch, *[part for part in command if part != "--json"], "--dry-run") == 0
+        table = " ".join(capsys.readouterr().out.split())
+        assert "Dry run" in table and "engine calls 200" in table and "Means of 2 items" in table
+        server.asked = server.asked[: 2 + probes]
         assert call(monkeypatch, *command) == 0
         summary = json.loads(capsys.readouterr().out)
         assert summary["records"] == 200 and summary["counts"]["depth 2"] == 200
