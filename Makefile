@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo demo-seeds real strategies teacher-data fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-hostile bench-retrieval retrievers attack audit lock docs clean bench-scale bench-real first-hour
+.PHONY: help demo demo-seeds real strategies teacher-data fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-hostile bench-memory bench-retrieval retrievers attack audit lock docs clean bench-scale bench-real first-hour
 
 help:
 	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
@@ -26,6 +26,7 @@ help:
 	@echo "make bench-scale     100,000 training examples and a run of 1,000,000 items: memory, time, disk, kills"
 	@echo "make bench-outage    an evaluation whose services are killed and answer nonsense: the answers stay the same"
 	@echo "make bench-hostile   most calls and retrievals of every strategy against hostile models"
+	@echo "make bench-memory    the memory estimate of training compared with measured peaks"
 	@echo "make bench-training  calibration and imitation on trees compared with TRL's trainers"
 	@echo "make first-hour      the commands of a newcomer's first hour, timed, in an empty folder"
 	@echo "make bench-real      training and generation on SmolLM2 compared with TRL and vLLM's offline interface"
@@ -131,6 +132,9 @@ retrievers: .venv/.ready
 
 bench-hostile: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.hostile
+
+bench-memory: .venv/.ready
+	$(BIN)/python -m rag_train.eval.benchmarks.memory
 
 bench-retrieval: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.retrieval --data $(DATA)

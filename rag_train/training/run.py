@@ -82,7 +82,7 @@ def dry_run(recipe: TrainRecipe, device: str | None = None, as_json: bool = Fals
 
     named = find_device(device) if device else None
     _require_packages(recipe)
-    _, rows, report = _load_data(recipe)
+    _, rows, report = load_data(recipe)
     planned = plan(recipe, rows, report, named)
     if as_json:
         print(json.dumps(planned.summary()))
@@ -102,7 +102,7 @@ def _run(recipe: TrainRecipe, identity: dict[str, Any], output_dir: Path, checkp
     from rag_train.training.validation import Validation
 
     settled = recipe.on(current_sharding().processes)
-    tokenizer, rows, report = _load_data(recipe)
+    tokenizer, rows, report = load_data(recipe)
     held_out = _held_out(recipe, tokenizer)
     planned = plan(recipe, rows, report)
     check(planned, recipe, rows)
@@ -242,7 +242,7 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
 
 
-def _load_data(recipe: TrainRecipe):
+def load_data(recipe: TrainRecipe):
     """Return the tokenizer, the rows of token ids and the `DataReport`."""
     from transformers import AutoConfig
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from peft import get_peft_model
-from support.training import TOKENIZER, recipe_in, sft_record, write
+from support.training import TOKENIZER, pair, recipe_in, sft_record, write
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from rag_train.training.data import sft_rows
-from rag_train.training.epoch import epoch
+from rag_train.eval.benchmarks.memory import build, compared
 from rag_train.training.memory import Sharding, architecture, estimate
-from rag_train.training.recipe import LoraRecipe, TrainRecipe
+from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
 from rag_train.training.setup import lora_config
 
 QWEN_7B = {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
@@ -57,53 +53,22 @@ def test_sizes_of_states_match_zero_paper(work: Path, tmp_path: Path):
     assert states(recipe, offloaded) == pytest.approx(gathered)
 
 
-MEASURE = """
-import sys
-from pathlib import Path
-import psutil
-from rag_train.recipe import load_recipe
-from rag_train.training.recipe import TrainRecipe
-from rag_train.training.run import train
-small, large = (load_recipe(TrainRecipe, path) for path in sys.argv[1:])
-train(small)  # imports all libraries
-before = psutil.Process().memory_info().rss
-train(large)
-# getrusage is not used, because a process inherits the peak of the process that started it.
-status = Path("/proc/self/status").read_text().splitlines()
-peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
-print(peak * 1024 - before)
-"""
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc on this system")
 @pytest.mark.slow
-def test_estimate_is_near_measured_memory(tmp_path: Path):
-    """Compares the estimate without ``RUNTIME`` with the increase in peak resident memory after a minimal run."""
-    from transformers import Qwen2ForCausalLM
-
-    from rag_train.recipe import save_recipe
-    from rag_train.training.memory import RUNTIME
-
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pytest.param({}, id="padded"),
+        pytest.param({"sft": SFTRecipe(pack_tokens=1024), "batch_size": 1}, id="packed"),
+        pytest.param({"stage": "dpo", "dpo": DPORecipe(layout="tree"), "batch_size": 8}, id="trees"),
+    ],
+)
+def test_estimate_is_near_measured_memory(tmp_path: Path, keys: dict[str, Any]):
+    """Ten shapes are measured by `make bench-memory`."""
     sizes = {"vocab_size": 2000, "hidden_size": 384, "num_hidden_layers": 4, "intermediate_size": 1152}
-    config = Qwen2Config(**sizes, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)
-    Qwen2ForCausalLM(config).save_pretrained(tmp_path / "model")
+    build(tmp_path / "model", sizes)
     TOKENIZER.save_pretrained(tmp_path / "model")
-    write(tmp_path / "large.jsonl", [sft_record(i) for i in range(8)])
-    write(tmp_path / "small.jsonl", [sft_record(0)])
-    for name in ("small", "large"):
-        recipe = recipe_in(tmp_path, tmp_path / name, data=tmp_path / f"{name}.jsonl", batch_size=4, epochs=1)
-        recipe = replace(recipe, precision="fp32")
-        save_recipe(recipe, tmp_path / f"{name}.yaml")
-    rows, _ = sft_rows(tmp_path / "large.jsonl", TOKENIZER, max_tokens=4096, chat=False)
-    memory = estimate(recipe, architecture(recipe.model), Sharding(), *epoch(recipe, rows).largest)
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, tmp_path / "small.yaml", tmp_path / "large.yaml"],
-        env=os.environ
-        | {"OMP_NUM_THREADS": "1"}
-        | {"MALLOC_MMAP_THRESHOLD_": "65536"},  # return freed memory to the system
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    measured = json.loads(done.stdout)
-    assert 0.5 < (memory.total - RUNTIME) / measured < 2
+    data = {"sft": write(tmp_path / "sft.jsonl", [sft_record(i) for i in range(8)])}
+    data["dpo"] = write(tmp_path / "dpo.jsonl", [pair(i) for i in range(8)])
+    found = compared(tmp_path / "model", keys, data, tmp_path)
+    assert 0.5 < found["estimate"] / found["measured"] < 2

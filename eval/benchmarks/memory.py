@@ -1,0 +1,129 @@
+"""The memory estimate of training, compared with measured peaks (make bench-memory).
+
+Ten shapes: wide and deep models, large vocabularies, padded batches, packed rows, pairs and trees, adapters, bf16
+and recomputed activations. Each is trained in a new process, after a run on one example, which imports the libraries.
+The peak above that (resident memory, without swap) is compared with the estimate without its part for libraries.
+Linux, on the CPU. Writes bench_memory.json.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rag_train.eval.benchmarks.common import benchmark_parser, mini_world
+from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
+
+WIDE = {"hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 4, "vocab_size": 4000}
+DEEP = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 24, "vocab_size": 4000}
+WORDS = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "vocab_size": 64000}
+PACKED = {"sft": SFTRecipe(pack_tokens=2048), "batch_size": 1}
+TREE = {"stage": "dpo", "dpo": DPORecipe(layout="tree"), "batch_size": 8}
+PAIRS = {"stage": "dpo", "dpo": DPORecipe(layout="pairs"), "batch_size": 4}
+RECOMPUTED = {"gradient_checkpointing": True}
+SHAPES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
+    "wide, padded": (WIDE, {}),
+    "wide, padded, bf16": (WIDE, {"precision": "bf16"}),
+    "wide, packed": (WIDE, PACKED),
+    "wide, packed, adapters": (WIDE, PACKED | {"lora": LoraRecipe()}),
+    "deep, packed": (DEEP, PACKED),
+    "deep, packed, recomputed": (DEEP, PACKED | RECOMPUTED),
+    "large vocabulary, packed": (WORDS, PACKED),
+    "large vocabulary, padded": (WORDS, {}),
+    "deep, pairs": (DEEP, PAIRS),
+    "deep, trees": (DEEP, TREE),
+}
+"""Sizes of the model and keys of the recipe, by the name of the shape."""
+
+MEASURE = """
+import sys
+from pathlib import Path
+import psutil
+from rag_train.recipe import load_recipe
+from rag_train.training.recipe import TrainRecipe
+from rag_train.training.run import train
+small, large = (load_recipe(TrainRecipe, path) for path in sys.argv[1:])
+train(small)  # imports all libraries
+before = psutil.Process().memory_info().rss
+train(large)
+# getrusage is not used, because a process inherits the peak of the process that started it.
+status = Path("/proc/self/status").read_text().splitlines()
+peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
+print(peak * 1024 - before)
+"""
+
+
+def main() -> None:
+    options = benchmark_parser(__doc__).parse_args()
+
+    from transformers import AutoTokenizer
+
+    from rag_train.eval.benchmarks.scale import trajectories
+    from rag_train.eval.benchmarks.training import shaped
+    from rag_train.files import write_records
+    from rag_train.progress import console
+    from rag_train.provenance import save_result
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(mini_world().model))
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="bench-memory-") as name:
+        work = Path(name)
+        data = {"sft": work / "sft.jsonl", "dpo": shaped(work / "dpo.jsonl", 4)}
+        write_records(data["sft"], trajectories(64))
+        for number, (shape, (sizes, keys)) in enumerate(SHAPES.items()):
+            folder = work / str(number)
+            tokenizer.save_pretrained(build(folder / "model", sizes))
+            rows.append({"shape": shape} | compared(folder / "model", keys, data, folder))
+            row = rows[-1]
+            console.print(f"{shape}: {row['estimate'] / 2**20:,.0f} MiB, measured {row['measured'] / 2**20:,.0f}")
+    save_result(options.output / "bench_memory.json", {"rows": rows})
+
+
+def build(directory: Path, sizes: Mapping[str, int]) -> Path:
+    """Write a model of these sizes with random weights."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config: Any = Qwen2Config.from_dict(
+        {**sizes, "num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    )
+    Qwen2ForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+def compared(model: Path, keys: Mapping[str, Any], data: Mapping[str, Path], folder: Path) -> dict[str, float]:
+    """Return the estimate and the measured peak of a training of ``model``, in bytes."""
+    from rag_train.recipe import save_recipe
+    from rag_train.training.memory import RUNTIME
+    from rag_train.training.plan import plan
+    from rag_train.training.run import load_data
+
+    stage = keys.get("stage", "sft")
+    defaults: dict[str, Any] = {"stage": stage, "precision": "fp32", "batch_size": 4, "lr": 1e-4, "epochs": 1}
+    paths = {"model": str(model), "data": data[stage], "output_dir": str(folder / "large")}
+    large = TrainRecipe(**(defaults | paths | dict(keys)))
+    first = folder / "first.jsonl"
+    first.write_text(data[stage].read_text(encoding="utf-8").partition("\n")[0] + "\n", encoding="utf-8")
+    small = replace(large, data=first, output_dir=str(folder / "small"))
+    for name, recipe in (("small", small), ("large", large)):
+        save_recipe(recipe, folder / f"{name}.yaml")
+    _, rows, report = load_data(large)
+    estimate = plan(large, rows, report).memory.total - RUNTIME
+    return {"estimate": estimate, "measured": measured(folder / "small.yaml", folder / "large.yaml")}
+
+
+def measured(small: Path, large: Path) -> int:
+    """Return the peak memory of the run ``large`` above the memory after the run ``small``, in a new process."""
+    settings = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}  # freed memory returns to the system
+    command = [sys.executable, "-c", MEASURE, str(small), str(large)]
+    done = subprocess.run(command, env=os.environ | settings, check=True, capture_output=True, text=True)
+    return int(done.stdout)
+
+
+if __name__ == "__main__":
+    main()
