@@ -1,7 +1,7 @@
 """The memory estimate of training, compared with measured peaks (make bench-memory).
 
 Ten shapes: wide and deep models, large vocabularies, padded batches, packed rows, pairs and trees, adapters, bf16
-and recomputed activations. Each is trained in a new process, after a run on one example, which imports the libraries.
+and recomputed activations. Each is trained in a new process, after a run on one example that imports the libraries.
 The peak above that (resident memory, without swap) is compared with the estimate without its part for libraries.
 Linux, on the CPU. Writes bench_memory.json.
 """
