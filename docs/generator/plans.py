@@ -9,9 +9,9 @@ from typing import Any
 from generator.markdown import table
 from rag_train.doctor.capacity import serving, sizes
 from rag_train.downloads.catalogue import CATALOGUE
-from rag_train.eval.benchmarks.hostile import BOUNDS
 from rag_train.model_presets import PRESETS
 from rag_train.recipe import parse_yaml
+from rag_train.strategies.bounds import BOUNDS
 from rag_train.training.devices import find_device
 from rag_train.training.epoch import Epoch, Pass
 from rag_train.training.memory import Sharding, estimate

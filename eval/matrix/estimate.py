@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rag_train.eval.benchmarks.hostile import BOUNDS, Bound
 from rag_train.eval.matrix.answers import Answers
 from rag_train.eval.matrix.cell import CellName
 from rag_train.eval.matrix.run import for_model, stores, with_retrievers
@@ -20,6 +19,7 @@ from rag_train.questions.load import at_most
 from rag_train.resumable import cost
 from rag_train.retrieval.base import Retriever
 from rag_train.schema import Question, Trajectory
+from rag_train.strategies.bounds import BOUNDS, Bound
 from rag_train.strategies.kit import KitConfig, open_kit
 from rag_train.strategies.registry import BUDGET, build, parse_strategy
 from rag_train.table import NOTHING, Table
@@ -162,7 +162,7 @@ def estimate_table(estimates: Sequence[CellEstimate], prices: tuple[float, float
     shown = [name for name in COLUMNS if name != "dollars" or any(prices)]
     figures = [each.figures(prices) for each in estimates]
     columns = {name: [each[name] for each in figures] for name in shown}
-    total = {name: None if None in values else sum(map(float, values)) for name, values in columns.items()}
+    total = {name: _sum(values) for name, values in columns.items()}
     rows = [[each.cell, *_formatted(of, shown)] for each, of in zip(estimates, figures, strict=True)]
     asked = sum(each.asked for each in estimates)
     means = f"Means of {asked} questions that were asked for this estimate, times the questions without an answer."
@@ -174,6 +174,11 @@ def estimate_table(estimates: Sequence[CellEstimate], prices: tuple[float, float
         notes=[means, *NOTES],
         importance=[number for number in IMPORTANCE if number <= len(shown)],
     )
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _formatted(figures: Mapping[str, float | None], shown: Sequence[str]) -> list[str]:

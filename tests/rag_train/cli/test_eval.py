@@ -17,11 +17,11 @@ from support.paths import MODEL
 from rag_train.cli.app import main
 from rag_train.cli.eval import named_places
 from rag_train.errors import UserError
-from rag_train.eval.benchmarks.hostile import BOUNDS
 from rag_train.eval.matrix.estimate import bound
 from rag_train.miniworld.world import World, WorldConfig
 from rag_train.pairs import named
 from rag_train.retrieval.index.open import build_index
+from rag_train.strategies.bounds import BOUNDS
 
 MINI = str(MODEL)
 

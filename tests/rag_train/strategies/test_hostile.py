@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rag_train.eval.benchmarks.hostile import BOUNDS, FIXED, MODELS, RETRIEVERS, ask
+from rag_train.eval.benchmarks.hostile import FIXED, MODELS, RETRIEVERS, ask
 from rag_train.schema import Trajectory
+from rag_train.strategies.bounds import BOUNDS
 from rag_train.strategies.registry import STRATEGIES
 
 
