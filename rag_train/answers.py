@@ -8,6 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rag_train.errors import UserError
+from rag_train.schema import Question
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _TRIVIA_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "‘’´", " "))
@@ -51,6 +54,16 @@ RULES = {
     "triviaqa": Rules(normalize=normalize_trivia),  # evaluation/triviaqa_evaluation.py
 }
 """Rules by the name in a question's ``metadata["scoring"]``. Questions without a name use HotpotQA's rules."""
+
+
+def rules_of(question: Question) -> Rules:
+    """Return how the question's dataset compares answers. Raises UserError if `RULES` lacks the scoring's name."""
+    name = question.metadata.get("scoring")
+    if name is None:
+        return HOTPOTQA
+    if name not in RULES:
+        raise UserError(f"question {question.id!r}: unknown scoring {name!r}; give one of {', '.join(RULES)}")
+    return RULES[name]
 
 
 def exact_match(prediction: str | None, answers: Sequence[str], rules: Rules = HOTPOTQA) -> bool:

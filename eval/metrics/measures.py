@@ -12,23 +12,13 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
-from rag_train.answers import HOTPOTQA, RULES, Rules, contains
-from rag_train.errors import UserError, not_installed
+from rag_train.answers import contains, rules_of
+from rag_train.errors import not_installed
 from rag_train.formats.planrag import depths
 from rag_train.schema import Decision, Passage, Question, Trajectory
 
 if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer  # needs the extra "eval"
-
-
-def rules_of(question: Question) -> Rules:
-    """Return how the question's dataset compares answers. Raises UserError if `RULES` lacks the scoring's name."""
-    name = question.metadata.get("scoring")
-    if name is None:
-        return HOTPOTQA
-    if name not in RULES:
-        raise UserError(f"question {question.id!r}: unknown scoring {name!r}; give one of {', '.join(RULES)}")
-    return RULES[name]
 
 
 def optional_measures(question: Question, trajectory: Trajectory) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The training recipe: keys that both stages of DeepRAG share, and one section for each stage."""
+"""The training recipe: keys that all stages share, and one section for each stage."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rag_train.model_presets import fill_from_preset
 from rag_train.recipe import Count, load_recipe
 
 Positive = Annotated[float, Field(gt=0)]
+Weight = Annotated[float, Field(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,20 +68,98 @@ class DPORecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RewardRecipe:
+    """Weights of what a rollout is rewarded for; see `rag_train.training.rl.rewards`."""
+
+    exact_match: Weight = 1.0
+    """Weight of an answer that equals an accepted one."""
+    f1: Weight = 0.0
+    """Weight of the answer's token F1."""
+    format: Weight = 0.0
+    """Weight of a transcript that the model ended by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceRecipe:
+    """What a rollout pays, in units of the reward."""
+
+    retrievals: Weight = 0.0
+    """Price of a query to the retriever. A sweep over it draws the frontier of accuracy against retrievals."""
+    calls: Weight = 0.0
+    """Price of an engine call."""
+    tokens: Weight = 0.0
+    """Price of a token that the model writes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RLRecipe:
+    """Keys of stage rl. A rollout is a question, answered by the strategy deeprag with sampled tokens."""
+
+    index: str
+    """Retriever of the rollouts: a directory of `rag-train index`, or another PLACE of `rag-train eval --index`."""
+    passages: Count = 3
+    """Passages that a retrieval returns."""
+    instructions: bool = True
+    """Whether prompts begin with DeepRAG's instruction, as in the records of Stages I and II."""
+    max_steps: Count = 6
+    """Maximum number of subqueries, after which the controller must answer."""
+    call_tokens: Count = 256
+    """Maximum number of tokens of an engine call."""
+    group: Annotated[int, Field(ge=2)] = 8
+    """Rollouts of each question, whose rewards are compared. Divides the rollouts of a step, which are batch_size
+    times gradient_accumulation, or global_batch."""
+    temperature: Positive = 1.0
+    """Sampling temperature."""
+    reward: RewardRecipe = field(default_factory=RewardRecipe)
+    """Weights of the reward's parts."""
+    price: PriceRecipe = field(default_factory=PriceRecipe)
+    """Prices, which are subtracted."""
+    credit: Literal["trajectory", "tree"] = "trajectory"
+    """Advantage of a token. trajectory: that of its rollout in its group, for all tokens (GRPO). tree: the same,
+    except at one decision of each rollout: both decisions are rolled out there, and the decision's token gets the
+    difference of the mean rewards of the two subtrees."""
+    branches: Count = 2
+    """With credit tree: rollouts of each of the two decisions."""
+    scale: Literal["group", "none"] = "group"
+    """group: advantages are divided by the standard deviation of the question's rewards, as in GRPO. none: not, as
+    in Dr. GRPO (Liu et al. 2025), so that questions with nearly equal rewards count less."""
+    loss: Literal["dapo", "grpo"] = "dapo"
+    """Loss, by its name in TRL. dapo: mean over the trained tokens of a step. grpo: mean over each rollout's
+    tokens, then over the rollouts, so that tokens of long rollouts count less; dropped rollouts count as 0."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """A token's probability ratio is clipped at 1 - clip_low; without effect with updates 1."""
+    clip_high: Positive = 0.28
+    """A token's probability ratio is clipped at 1 + clip_high, by default higher than below, which keeps entropy
+    (DAPO, Yu et al. 2025)."""
+    kl: Weight = 0.0
+    """Weight of the divergence from the starting model, which is then kept in memory."""
+    correction: Positive = 2.0
+    """Upper limit of the importance weight of a token, its probability in training over that in the engine."""
+    updates: Count = 1
+    """Optimizer steps on the rollouts of one generation, which are as many as those steps need; divides
+    save_steps."""
+    collapse: Count | None = 50
+    """Stop if for this many steps no rollout differs in reward from the others of its group, or the entropy is 0.
+    null: never."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainRecipe:
     """Settings of a training run. ``lr`` and ``epochs`` have no default, because the stages differ by a factor of
     20 and of 8."""
 
-    stage: Literal["sft", "dpo"]
-    """sft: imitation learning (DeepRAG, section 3.3). dpo: chain of calibration (section 3.4)."""
+    stage: Literal["sft", "dpo", "rl"]
+    """sft: imitation learning (DeepRAG, section 3.3). dpo: chain of calibration (section 3.4). rl: reinforcement
+    learning from the rewards of sampled transcripts; in one process."""
     model: str
     """Model to start from: a checkpoint directory or a Hub name. In stage dpo it is the reference model, too. With
     model_preset it can be left out."""
     data: FilePath
-    """JSON Lines file: SFTRecord for stage sft, PreferencePair for stage dpo."""
+    """JSON Lines file: SFTRecord for stage sft, PreferencePair for stage dpo. For stage rl a question set, in any
+    format that `rag-train eval --questions` reads."""
     eval_data: FilePath | None = None
     """Held-out records of the same type, on questions that are not in data: loss and accuracy on them are measured
-    every eval_steps and at the end. null: no validation."""
+    every eval_steps and at the end. null: no validation. Not for stage rl."""
     eval_steps: Count = 100
     """Optimizer steps between evaluations on eval_data."""
     keep: Literal["last", "best"] = "last"
@@ -92,7 +171,7 @@ class TrainRecipe:
     """Directory for the trained model. Checkpoints are kept in its folder checkpoints/ until the run has
     finished."""
     lr: Positive
-    """Peak learning rate (the authors use 1e-5 for sft, 5e-7 for dpo)."""
+    """Peak learning rate (the authors use 1e-5 for sft, 5e-7 for dpo; 1e-6 is usual for rl)."""
     epochs: Positive
     """Passes over the data (the authors use 1 for sft, 8 for dpo)."""
     model_preset: str | None = None
@@ -101,7 +180,8 @@ class TrainRecipe:
     seed: int = 0
     """Seed of the data order, of dropout and of the adapters' initial weights."""
     max_tokens: Count = 4096
-    """Maximum length of an example in tokens, prompt included."""
+    """Maximum length of an example in tokens, prompt included. In stage rl, later tokens of a rollout are not
+    trained."""
     balance: bool = False
     """Balance the data. sft: every task gets an equal number of examples (rare tasks are repeated, frequent tasks
     are thinned out), and the epoch keeps its length. dpo: both decisions get an equal number of pairs (surplus
@@ -113,7 +193,7 @@ class TrainRecipe:
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of the steps in which the learning rate rises from 0."""
     batch_size: Count = 1
-    """Examples per device and forward pass; at most as many with global_batch."""
+    """Examples (rollouts in stage rl) per device and forward pass; at most as many with global_batch."""
     global_batch: Count | None = None
     """Examples per optimizer step over all devices (packed rows with sft.pack_tokens). gradient_accumulation
     follows from it, so that the same recipe takes the same steps on any number of devices that divides it. null:
@@ -142,18 +222,22 @@ class TrainRecipe:
     report_to: Literal["none", "wandb", "tensorboard"] = "none"
     """Where to send metrics in addition to metrics.jsonl."""
     sft: SFTRecipe | None = None
-    """Keys of stage sft; an error in stage dpo. null: the defaults."""
+    """Keys of stage sft; an error in another stage. null: the defaults."""
     dpo: DPORecipe | None = None
-    """Keys of stage dpo; an error in stage sft. null: the defaults."""
+    """Keys of stage dpo; an error in another stage. null: the defaults."""
+    rl: RLRecipe | None = None
+    """Keys of stage rl, which needs at least rl.index; an error in another stage."""
 
     fill_in = staticmethod(fill_from_preset)
 
     def __post_init__(self) -> None:
-        section, other = ("sft", "dpo") if self.stage == "sft" else ("dpo", "sft")
-        if getattr(self, other) is not None:
-            raise UserError(f"{other}: stage is {section}; remove the section {other} or set stage: {other}")
-        if getattr(self, section) is None:
-            object.__setattr__(self, section, SFTRecipe() if section == "sft" else DPORecipe())
+        for other in {"sft", "dpo", "rl"} - {self.stage}:
+            if getattr(self, other) is not None:
+                raise UserError(f"{other}: stage is {self.stage}; remove the section {other} or set stage: {other}")
+        if self.stage == "rl":
+            self._check_rl()
+        elif getattr(self, self.stage) is None:
+            object.__setattr__(self, self.stage, SFTRecipe() if self.stage == "sft" else DPORecipe())
         for key, given in (("keep", self.keep == "best"), ("patience", self.patience is not None)):
             if given and self.eval_data is None:
                 raise UserError(f"{key}={getattr(self, key)}: needs held-out examples; set eval_data=FILE as well")
@@ -173,6 +257,24 @@ class TrainRecipe:
             )
         if self.quantize != "none" and self.lora is None:
             raise UserError(f"quantize={self.quantize}: quantised weights cannot be trained; set lora.r=16 as well")
+
+    def _check_rl(self) -> None:
+        """Raise UserError for keys that stage rl cannot use together."""
+        if self.rl is None:
+            raise UserError("rl: missing; stage rl searches while it trains, set at least rl.index")
+        if self.eval_data is not None:
+            raise UserError("eval_data: not possible in stage rl; remove it, and evaluate with `rag-train eval`")
+        rollouts = self.global_batch or self.batch_size * self.gradient_accumulation
+        if rollouts % self.rl.group:
+            raise UserError(
+                f"rl.group={self.rl.group}: does not divide the {rollouts} rollouts of a step; set "
+                f"global_batch={self.rl.group * -(-rollouts // self.rl.group)}"
+            )
+        if self.save_steps % self.rl.updates:
+            raise UserError(
+                f"rl.updates={self.rl.updates}: a checkpoint between updates on the same rollouts could not be "
+                f"continued from; set save_steps={self.rl.updates * -(-self.save_steps // self.rl.updates)}"
+            )
 
     def on(self, processes: int) -> TrainRecipe:
         """Return the recipe with ``batch_size`` and ``gradient_accumulation`` in place of ``global_batch``.
