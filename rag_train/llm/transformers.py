@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,9 +14,11 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    LogitsProcessor,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
-    set_seed,
+    TemperatureLogitsWarper,
+    TopPLogitsWarper,
 )
 
 from rag_train.errors import PromptTooLong, UserError
@@ -41,8 +44,23 @@ class Inspection:
     layer, averaged over the heads."""
 
 
+class SeededNoise(LogitsProcessor):
+    """Gumbel noise from a generator for each row, with which the most probable token is a sample (Gumbel-max).
+
+    A row's sample depends on its seed only, not on the other rows of its batch.
+    """
+
+    def __init__(self, seeds: Sequence[int], device: torch.device):
+        self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        waits = [torch.empty_like(scores[0]).exponential_(generator=each) for each in self._generators]
+        return scores - torch.stack(waits).log()
+
+
 class TransformersEngine:
-    """An ``LLM`` over ``generate``. Waiting calls with the same sampling parameters run as one padded batch.
+    """An ``LLM`` over ``generate``. Waiting calls with the same sampling parameters, except for seeds, run as one
+    padded batch. Log-probabilities are those at the sampling temperature.
 
     With an encoder-decoder model, the encoder reads the prompt, including the special tokens that the tokenizer
     adds, and the decoder writes the text.
@@ -105,11 +123,12 @@ class TransformersEngine:
             self._waiting = [call for call in self._waiting if not call[2].cancelled()]
             if not self._waiting:
                 return
-            sampling = self._waiting[0][1]
-            alike = [call for call in self._waiting if call[1] == sampling][: self._max_batch]
+            kind = _batch_key(self._waiting[0][1])
+            alike = [call for call in self._waiting if _batch_key(call[1]) == kind][: self._max_batch]
             self._waiting = [call for call in self._waiting if call not in alike]
             try:
-                completions = await asyncio.to_thread(self._generate, [ids for ids, _, _ in alike], sampling)
+                prompts, samplings = [ids for ids, _, _ in alike], [sampling for _, sampling, _ in alike]
+                completions = await asyncio.to_thread(self._generate, prompts, samplings)
             except Exception as error:
                 if isinstance(error, RuntimeError):  # for example, out of memory
                     error = EngineError(f"{self.name}: {error}")
@@ -185,20 +204,21 @@ class TransformersEngine:
         self.model.enable_adapters()
         self.model.set_adapter(self._adapters[adapter])
 
-    def _generate(self, prompts: list[list[int]], sampling: Sampling) -> list[Completion]:
+    def _generate(self, prompts: list[list[int]], samplings: list[Sampling]) -> list[Completion]:
         with self._lock:
-            self._use(sampling.adapter)
-            return self._generate_with(prompts, sampling)
+            self._use(samplings[0].adapter)
+            return self._generate_with(prompts, samplings[0], [each.seed for each in samplings])
 
     @torch.inference_mode()
-    def _generate_with(self, prompts: list[list[int]], sampling: Sampling) -> list[Completion]:
+    def _generate_with(
+        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int | None]
+    ) -> list[Completion]:
         # A decoder continues at the right end; an encoder may number positions from the left.
         side = "right" if self.model.config.is_encoder_decoder else "left"
         batch = self.tokenizer.pad({"input_ids": prompts}, padding_side=side, return_tensors="pt")
         batch = batch.to(self.model.device)
-        if sampling.seed is not None:
-            set_seed(sampling.seed)
-        greedy = sampling.temperature == 0
+        seeded = [seed for seed in seeds if seed is not None] if sampling.temperature else []
+        greedy = sampling.temperature == 0 or bool(seeded)
         output = self.model.generate(
             **batch,
             max_new_tokens=sampling.max_tokens,
@@ -209,7 +229,7 @@ class TransformersEngine:
             repetition_penalty=1.0,  # instead of the model's own default, as in the other engines
             stop_strings=list(sampling.stop) or None,
             tokenizer=self.tokenizer,
-            logits_processor=self._guide(sampling),
+            logits_processor=[*self._guide(sampling), *self._noise(sampling, seeded)],
             pad_token_id=self.tokenizer.pad_token_id,
             output_logits=sampling.logprobs > 0,
             return_dict_in_generate=True,
@@ -217,7 +237,8 @@ class TransformersEngine:
         # The output begins with the prompt; that of an encoder-decoder begins with its start token.
         begin = 1 if self.model.config.is_encoder_decoder else batch["input_ids"].shape[1]
         written = output.sequences[:, begin:].tolist()
-        logprobs = [torch.log_softmax(step.float(), -1) for step in output.logits or ()]
+        heat = sampling.temperature or 1.0
+        logprobs = [torch.log_softmax(step.float() / heat, -1) for step in output.logits or ()]
         return [
             self._completion(len(prompt), ids, sampling, [step[i] for step in logprobs])
             for i, (prompt, ids) in enumerate(zip(prompts, written, strict=True))
@@ -250,10 +271,17 @@ class TransformersEngine:
         tokens = best if token in best else [*best, token]
         return tuple(TokenLogprob(t, str(self.tokenizer.decode([t])), step[t].item()) for t in tokens)
 
-    def _guide(self, sampling: Sampling):
-        """Return a new xgrammar logits processor, or None if ``sampling`` does not ask for guided decoding."""
+    def _noise(self, sampling: Sampling, seeds: Sequence[int]) -> list[LogitsProcessor]:
+        """Return the logits processors that sample with a seed for each row; none without seeds."""
+        if not seeds:
+            return []
+        cut = [TopPLogitsWarper(sampling.top_p)] if sampling.top_p < 1 else []
+        return [TemperatureLogitsWarper(sampling.temperature), *cut, SeededNoise(seeds, self.model.device)]
+
+    def _guide(self, sampling: Sampling) -> list[LogitsProcessor]:
+        """Return a new xgrammar logits processor, or none if ``sampling`` does not ask for guided decoding."""
         if not (sampling.json_schema or sampling.choice or sampling.regex):
-            return None
+            return []
         import xgrammar
 
         info = xgrammar.TokenizerInfo.from_huggingface(self.tokenizer, vocab_size=self.model.config.vocab_size)
@@ -269,6 +297,11 @@ class TransformersEngine:
     async def aclose(self) -> None:
         if self._worker is not None:
             await self._worker
+
+
+def _batch_key(sampling: Sampling) -> tuple[bool, Sampling]:
+    """Return what the calls of a batch have in common: everything but the seed, which all of them have or none."""
+    return sampling.seed is None, replace(sampling, seed=None)
 
 
 def _context(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> float:

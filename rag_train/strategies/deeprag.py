@@ -16,7 +16,7 @@ from rag_train.formats import deeprag
 from rag_train.formats.deeprag import Parsed
 from rag_train.formats.prompting import as_turn, task_prompt
 from rag_train.llm.base import Completion, Sampling, TokenLogprob
-from rag_train.schema import Decision, Passage, Step, Trajectory
+from rag_train.schema import Decision, LLMCall, Passage, Question, Step, Trajectory
 from rag_train.strategies.base import Run, Strategy
 from rag_train.strategies.controller import Controller
 
@@ -48,17 +48,40 @@ class DeepRAG(Strategy):
     search."""
 
     async def solve(self, run: Run) -> Trajectory:
-        question = run.question
-        prompt = task_prompt(question.question, "deeprag" if self.kit.instructions else None)
-        controller = Controller(run.log(), as_turn(self.kit.llm.tokenizer, prompt), guided=self.guided)
+        controller = self._controller(run)
         return run.done(await (self._adaptive if self.mode == "adaptive" else self._forced)(run, controller))
 
-    async def _adaptive(self, run: Run, controller: Controller) -> str | None:
-        """Generate and search. A call that opens no step is the last, so there are at most max_steps + 2."""
-        text = ""
-        opened: set[int] = set()
-        found: dict[int, list[Passage]] = {}
-        chances: list[float | None] = []
+    async def branch(
+        self, question: Question, steps: Sequence[Step], subquery: str, decision: Decision
+    ) -> Trajectory:
+        """Answer a question from a state of its transcript: ``steps``, an open ``subquery`` and the decision on it.
+
+        The calls of the trajectory are those after the state. The call that asks to search is one of them, because
+        it ends there; with the other decision it would go on.
+        """
+        run = Run(self, question)
+        found = {i: step.passages for i, step in enumerate(steps) if step.decision is Decision.RETRIEVE}
+        text = deeprag.text_of(steps) + deeprag.parametric_prompt(subquery)
+        if decision is Decision.RETRIEVE:
+            found[len(steps)] = await run.search(subquery)
+            text = deeprag.text_of(steps) + deeprag.retrieved_prompt(subquery, found[len(steps)])
+            run.calls.append(LLMCall(module="controller", prompt_tokens=0, completion_tokens=0))
+        return run.done(await self._adaptive(run, self._controller(run), text, found))
+
+    def _controller(self, run: Run) -> Controller:
+        prompt = task_prompt(run.question.question, "deeprag" if self.kit.instructions else None)
+        return Controller(run.log(), as_turn(self.kit.llm.tokenizer, prompt), guided=self.guided)
+
+    async def _adaptive(
+        self, run: Run, controller: Controller, text: str = "", found: Mapping[int, list[Passage]] | None = None
+    ) -> str | None:
+        """Generate and search, after ``text`` with the passages ``found`` at its steps.
+
+        A call that opens no step is the last, so there are at most max_steps + 2.
+        """
+        before, found = deeprag.parse(text), dict(found or {})
+        opened = {len(before.steps)} if before.open_subquery else set[int]()
+        chances: list[float | None] = [None] * (len(before.steps) + len(opened))
         sampling = Sampling(max_tokens=self.max_tokens, stop=tuple(deeprag.STOP_SEARCH), logprobs=5)
         while True:
             if self.guided:

@@ -29,6 +29,7 @@ except ImportError as error:
 METRICS = {
     "sft": ["train/loss"],
     "dpo": ["train/rewards/accuracies", "train/rewards/margins", "train/loss"],
+    "rl": ["train/reward", "train/loss"],
     "held out": ["eval/loss", "eval/accuracy"],
 }
 """Metrics of each stage, and of every recipe with ``eval_data``, by their names in W&B."""
@@ -42,8 +43,8 @@ class Metric:
     """The metric by which trials are ranked."""
 
     name: str
-    """eval/loss or eval/accuracy if the recipe has ``eval_data``; otherwise train/loss, train/rewards/margins or
-    train/rewards/accuracies."""
+    """eval/loss or eval/accuracy if the recipe has ``eval_data``; otherwise train/loss, train/rewards/margins,
+    train/rewards/accuracies or train/reward."""
     goal: Literal["minimize", "maximize"] = "minimize"
     """Direction of improvement."""
 

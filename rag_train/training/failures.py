@@ -38,20 +38,20 @@ class FiniteLossTrainer(Trainer):
             step = self.state.global_step + 1
             path = Path(self.args.output_dir) / f"nan-step-{step}.json"
             if bad[0] == self.args.process_index:
-                path.write_text(json.dumps(_readable(inputs, self.processing_class), ensure_ascii=False, indent=1))
+                path.write_text(json.dumps(self.readable(inputs), ensure_ascii=False, indent=1))
             raise UserError(
                 f"step {step}: the loss is infinite or NaN; lower lr, or set precision=fp32 "
                 f"(the batch is in {path})"
             )
         return loss
 
-
-def _readable(inputs: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
-    """Return the tensors of a batch as lists, and its text."""
-    batch = {name: value.tolist() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-    if isinstance(tokenizer, PreTrainedTokenizerBase) and (ids := batch.get("input_ids")):
-        batch["text"] = [tokenizer.decode(row) for row in (ids if isinstance(ids[0], list) else [ids])]
-    return batch
+    def readable(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return the tensors of a batch as lists, and its text."""
+        batch = {name: value.tolist() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+        tokenizer = self.processing_class
+        if isinstance(tokenizer, PreTrainedTokenizerBase) and (ids := batch.get("input_ids")):
+            batch["text"] = [tokenizer.decode(row) for row in (ids if isinstance(ids[0], list) else [ids])]
+        return batch
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 from transformers import PreTrainedTokenizerFast
 
@@ -23,23 +25,27 @@ def encode_segments(
     masked text and extends into trained text: at inference the prompt would end inside that token.
     """
     texts = ["".join(segment.text for segment in segments) for segments in documents]
-    encodings = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
     out = []
-    for segments, ids, offsets in zip(documents, encodings["input_ids"], encodings["offset_mapping"], strict=True):
-        labels, ends, position = [], [], 0
-        for segment in segments:
-            position += len(segment.text)
-            ends.append(position)
-        current = 0
-        for token, (start, _) in zip(ids, offsets, strict=True):
-            while current < len(ends) - 1 and start >= ends[current]:
-                current += 1
-            labels.append(token if segments[current].trained else IGNORE)
-        first = beginning(tokenizer, ids)
-        ids = [*first, *ids]
-        labels[:0] = [IGNORE] * len(first)
+    for segments, (ids, starts) in zip(documents, encode_texts(tokenizer, texts), strict=True):
+        ends = list(accumulate(len(segment.text) for segment in segments))
+        owners = [segments[min(bisect_right(ends, start), len(ends) - 1)] for start in starts]
+        trained = [start >= 0 and owner.trained for start, owner in zip(starts, owners, strict=True)]
+        labels = [token if flag else IGNORE for token, flag in zip(ids, trained, strict=True)]
         if append_eos:
             ids = [*ids, tokenizer.eos_token_id]
             labels.append(tokenizer.eos_token_id)
         out.append((ids, labels))
+    return out
+
+
+def encode_texts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+    """Return the token ids of each text, and for each token the offset of its first character.
+
+    The offset of the beginning-of-text token is -1.
+    """
+    encodings = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+    out = []
+    for ids, offsets in zip(encodings["input_ids"], encodings["offset_mapping"], strict=True):
+        first = beginning(tokenizer, ids)
+        out.append(([*first, *ids], [-1] * len(first) + [start for start, _ in offsets]))
     return out

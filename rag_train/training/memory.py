@@ -158,6 +158,8 @@ def estimate(
     bf16, half = recipe.precision == "bf16", _half(recipe, sharding)
     weight, number, residual = (2 if half else 4), (2 if bf16 else 4), (2 if half else 4)
     weights = float(model.parameters * weight)
+    if recipe.rl and recipe.rl.kl and recipe.lora is None:
+        weights *= 2  # the reference model
     if recipe.quantize == "4bit":
         weights -= (weight - 4.127 / 8) * sum(
             math.prod(size) for name, size in model.linear.items() if name != "lm_head"

@@ -18,11 +18,12 @@ class TrainResult:
     steps: int
     """Optimizer steps."""
     losses: list[dict[str, float]]
-    """Step, loss and learning rate at each logged step; in stage dpo also the mean reward margin and accuracy."""
+    """Step, loss and learning rate at each logged step; in stage dpo also the mean reward margin and accuracy,
+    in stage rl the mean reward and its standard deviation."""
     tokens_seen: int
     """Tokens processed by the model, without padding."""
-    trained_share: float
-    """Share of the data's tokens that contribute to the loss."""
+    trained_share: float | None
+    """Share of the data's tokens that contribute to the loss; None in stage rl, whose data are questions."""
     data: dict[str, int]
     """Counts of a `DataReport`."""
     seconds: float
@@ -55,6 +56,12 @@ def summary_line(result: TrainResult) -> str:
     for kept in result.kept:
         loss += f", on eval_data {kept['eval_loss']:.4f} with accuracy {kept['eval_accuracy']:.1%}"
         loss += f" at step {result.kept_step}, which is kept"
+    if result.trained_share is None:
+        reward = f", reward {result.losses[-1]['reward']:.4f}" if result.losses else ""
+        return (
+            f"{result.output_dir}: {result.steps} steps on {result.data['examples']} questions{reward}, "
+            f"{result.seconds:.0f} s"
+        )
     dropped = result.data["too_long"] + result.data["untrained"]
     return (
         f"{result.output_dir}: {result.steps} steps on {result.data['examples']} examples{loss}, "

@@ -1,4 +1,4 @@
-"""A training run of either stage, from a recipe to a model directory, on one process or under a launcher.
+"""A training run of any stage, from a recipe to a model directory, on one process or under a launcher.
 
 While it runs, ``output_dir`` holds ``recipe.yaml``, ``run.json`` (the identity of the run: its recipe and the
 hashes of its inputs), ``metrics.jsonl`` and ``checkpoints/``. When it has finished, ``output_dir`` holds the model,
@@ -130,7 +130,7 @@ def _run(recipe: TrainRecipe, identity: dict[str, Any], output_dir: Path, checkp
         validation=_validation(trainer.state.log_history),
         kept_step=_kept_step(trainer, recipe),
         tokens_seen=int(trainer.state.num_input_tokens_seen),
-        trained_share=report.trained_tokens / report.tokens,
+        trained_share=None if recipe.stage == "rl" else report.trained_tokens / report.tokens,
         data=asdict(report),
         seconds=seconds,
         resumed_from=resumed_from,
@@ -261,6 +261,10 @@ def load_data(recipe: TrainRecipe):
     ):
         if not valid:
             raise UserError(f"model {recipe.model}: the tokenizer {problem}")
+    if recipe.stage == "rl":
+        from rag_train.training.rl.trainer import question_rows
+
+        return tokenizer, *question_rows(recipe.data, tokenizer)
     rows, report = _read(recipe, recipe.data, tokenizer, balance=recipe.balance)
     largest = largest_token(rows)
     vocabulary = AutoConfig.from_pretrained(recipe.model).get_text_config().vocab_size
@@ -304,6 +308,10 @@ def build_trainer(recipe: TrainRecipe, rows: Any, tokenizer: Any, checkpoints: P
             from rag_train.training.sft import sft_trainer
 
             trainer = sft_trainer(recipe, rows, tokenizer, checkpoints, held_out)
+        elif recipe.stage == "rl":
+            from rag_train.training.rl.trainer import rl_trainer
+
+            trainer = rl_trainer(recipe, rows, tokenizer, checkpoints)
         elif recipe.trees:
             from rag_train.training.tree_dpo import tree_trainer
 
@@ -352,7 +360,7 @@ def _validation(history: list[dict[str, float]]) -> list[dict[str, float]]:
 
 
 def _losses(history: list[dict[str, float]]) -> list[dict[str, float]]:
-    names = ("step", "loss", "learning_rate", "rewards/margins", "rewards/accuracies")
+    names = ("step", "loss", "learning_rate", "rewards/margins", "rewards/accuracies", "reward", "reward_std")
     return [{name: entry[name] for name in names if name in entry} for entry in history if "loss" in entry]
 
 

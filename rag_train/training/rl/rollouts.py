@@ -1,0 +1,143 @@
+"""Rollouts: questions answered with sampled tokens, many at a time, and what their decisions are worth.
+
+With credit ``tree``, one decision of each rollout is tried both ways, as in the search for training data (DeepRAG,
+Algorithm 1): the advantage of the decision taken is the difference of the mean rewards of the two subtrees.
+
+The policy gradient needs Q(s, d) - V(s), which for two decisions is this difference times the probability of the
+other decision. In expectation over the sampled decision, the difference gives twice that gradient, with less
+variance than the reward of a single transcript, to which later decisions add their noise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from rag_train.errors import PromptTooLong, UserError
+from rag_train.llm.base import LLM, Completion, Sampling, Usage
+from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.schema import Decision, Question, Trajectory
+from rag_train.strategies.base import Kit
+from rag_train.strategies.deeprag import DeepRAG
+from rag_train.training.recipe import RLRecipe
+from rag_train.training.rl.rewards import total, weights
+from rag_train.training.rl.rows import Row, Turn, encode_rollout
+
+
+class Sampler:
+    """An engine for one rollout: every call is sampled with a seed of its own, and recorded.
+
+    The log-probabilities are not passed on. Without them, a strategy follows the sampled decisions and applies no
+    threshold.
+    """
+
+    def __init__(self, llm: LLM, temperature: float, seed: str, spent: list[Usage]):
+        """The tokens of every call are added to ``spent``."""
+        self._llm = llm
+        self._temperature = temperature
+        self._random = random.Random(seed)
+        self.name, self.tokenizer = llm.name, llm.tokenizer
+        self.turns: list[Turn] = []
+        self._spent = spent
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        seed = self._random.getrandbits(31)
+        drawn = replace(sampling, temperature=self._temperature, seed=seed, logprobs=1)
+        completion = await self._llm.complete(prompt, drawn)
+        self.turns.append(Turn(prompt, completion))
+        self._spent.append(completion.usage)
+        return replace(completion, logprobs=())
+
+    async def aclose(self) -> None:
+        """Do nothing: the engine belongs to all rollouts."""
+
+
+@dataclass
+class Branch:
+    """Both decisions at step ``step`` of a rollout: the rewards of the transcripts below them."""
+
+    step: int
+    taken: list[float]
+    other: list[float]
+
+    @property
+    def advantage(self) -> float:
+        """Difference of the mean rewards of the decision that the rollout took and of the other one."""
+        return fmean(self.taken) - fmean(self.other)
+
+
+@dataclass
+class Rollout:
+    """A sampled trajectory, its reward, its row, and the tokens that the engine read and wrote for it."""
+
+    trajectory: Trajectory
+    reward: float
+    row: Row
+    branch: Branch | None
+    read: int
+    written: int
+
+
+class Rollouts:
+    """Makes rollouts with one engine and one retriever; rows are cut at ``max_tokens`` tokens."""
+
+    def __init__(self, recipe: RLRecipe, llm: LLM, retriever: AsyncRetriever, max_tokens: int):
+        self._recipe = recipe
+        self._llm = llm
+        self._retriever = retriever
+        self._max_tokens = max_tokens
+        self._weights = weights(recipe)
+
+    async def sample(self, questions: Sequence[Question], seed: str) -> list[Rollout]:
+        """Answer all questions at the same time. The same ``seed`` and weights give the same rollouts."""
+        return list(await asyncio.gather(*(self._rollout(q, f"{seed}/{i}") for i, q in enumerate(questions))))
+
+    async def _rollout(self, question: Question, seed: str) -> Rollout:
+        spent: list[Usage] = []
+        sampler = Sampler(self._llm, self._recipe.temperature, seed, spent)
+        trajectory = await _answered(question, self._strategy(sampler).answer(question))
+        if not sampler.turns:
+            raise UserError(
+                f"question {question.id!r}: its prompt exceeds the model's context; remove it from data"
+            )
+        row = encode_rollout(self._llm.tokenizer, sampler.turns, self._max_tokens)
+        states = [number for number in row.decisions if number < len(trajectory.steps)]
+        branch = None
+        if self._recipe.credit == "tree" and states:
+            number = random.Random(f"{seed}/state").choice(states)
+            branch = await self._branch(question, trajectory, number, seed, spent)
+        read, written = sum(each.prompt_tokens for each in spent), sum(each.completion_tokens for each in spent)
+        return Rollout(trajectory, total(question, trajectory, self._weights), row, branch, read, written)
+
+    async def _branch(
+        self, question: Question, trajectory: Trajectory, number: int, seed: str, spent: list[Usage]
+    ) -> Branch:
+        """Try both decisions at step ``number`` of a trajectory."""
+        before, state = trajectory.steps[:number], trajectory.steps[number]
+
+        async def value(decision: Decision, k: int) -> float:
+            sampler = Sampler(self._llm, self._recipe.temperature, f"{seed}/{decision}/{k}", spent)
+            work = self._strategy(sampler).branch(question, before, state.subquery, decision)
+            return total(question, await _answered(question, work), self._weights)
+
+        [other] = set(Decision) - {state.decision}
+        tries = [(decision, k) for decision in (state.decision, other) for k in range(self._recipe.branches)]
+        values = await asyncio.gather(*(value(decision, k) for decision, k in tries))
+        return Branch(number, values[: self._recipe.branches], values[self._recipe.branches :])
+
+    def _strategy(self, llm: LLM) -> DeepRAG:
+        kit = Kit(llm, self._retriever, self._recipe.passages, self._recipe.instructions)
+        steps, tokens = self._recipe.max_steps, self._recipe.call_tokens
+        return DeepRAG(kit, name="deeprag", max_steps=steps, max_tokens=tokens)
+
+
+async def _answered(question: Question, work: Coroutine[Any, Any, Trajectory]) -> Trajectory:
+    """Return the trajectory of ``work``, or one without an answer if the transcript became too long."""
+    try:
+        return await work
+    except PromptTooLong as error:
+        return Trajectory(question_id=question.id, question=question.question, strategy="deeprag", error=str(error))

@@ -1,0 +1,250 @@
+"""Stage III: TRL's GRPOTrainer over rollouts of our strategy.
+
+TRL computes rewards, group advantages, importance weights, the clipped loss and the metrics. Ours: the rollouts
+(TRL's ``rollout_func``), an advantage for each token, and the dropping of groups without variance.
+
+The rollouts are made by transformers' ``generate`` on the model that is being trained. New weights therefore reach
+the engine at no cost, and the rollouts of a step are those of its weights. The price is throughput: ``generate``
+takes a batch of calls and waits for the longest of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import pstdev
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from rag_train.errors import UserError
+from rag_train.files import write_text
+from rag_train.llm.transformers import TransformersEngine
+from rag_train.questions.load import load_questions
+from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.retrieval.open import open_retriever
+from rag_train.schema import Decision, Question
+from rag_train.training.data import DataReport
+from rag_train.training.failures import FiniteLossTrainer
+from rag_train.training.memory import current_sharding
+from rag_train.training.recipe import RLRecipe, TrainRecipe
+from rag_train.training.rl.rewards import PARTS, weights
+from rag_train.training.rl.rollouts import Rollout, Rollouts
+from rag_train.training.setup import lora_config, trainer_arguments
+
+ROLLOUTS = "rollouts.jsonl"
+"""File next to the checkpoints with the rollouts of the last generation."""
+DROPPED = "groups/dropped"
+NO_ENTROPY = 1e-4
+"""Entropy in nats below which the model writes the same text every time."""
+
+
+class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
+    """TRL's GRPOTrainer over rows whose ``prompt`` is a `Question` as JSON: TRL hands only prompts to rollouts."""
+
+    def __init__(self, recipe: RLRecipe, retriever: AsyncRetriever, max_tokens: int, **arguments: Any):
+        os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is pinned with TRL's version
+        super().__init__(reward_funcs=[_reward(name) for name in PARTS], rollout_func=self._roll_out, **arguments)
+        self._recipe = recipe
+        engine = TransformersEngine(self.model, arguments["processing_class"], "policy")
+        self._rollouts = Rollouts(recipe, engine, retriever, max_tokens)
+        self._made: list[Rollout] = []
+        # TRL weights and logs the difference between engine and trainer only for vLLM, by log-probabilities alone.
+        # Before the rollouts of a step it calls `sync_weights`, which has nothing to do for a shared model.
+        self.use_vllm, self.vllm_generation, self._last_loaded_step = True, self, -1
+
+    def sync_weights(self) -> None:
+        """Do nothing: the engine generates with the weights that are trained."""
+
+    def _roll_out(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
+        """Make a rollout for each prompt; ``trainer`` is this trainer."""
+        questions = [Question.model_validate_json(prompt) for prompt in prompts]
+        seed = f"{self.args.seed}/{self.state.global_step}"
+        self.model.eval()  # gradient checkpointing would switch off the cache of keys and values
+        try:
+            self._made = asyncio.run(self._rollouts.sample(questions, seed))
+        finally:
+            self.model.train()
+        rows = [rollout.row for rollout in self._made]
+        return {
+            "prompt_ids": [row.prompt_ids for row in rows],
+            "completion_ids": [row.completion_ids for row in rows],
+            "logprobs": [row.logprobs for row in rows],
+            "env_mask": [row.trained for row in rows],
+            "trajectory": [rollout.trajectory for rollout in self._made],
+        }
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Add to TRL's batch an advantage for each token; mask the groups in which every advantage is 0."""
+        batch = super()._generate_and_score_completions(inputs)
+        size, completions = self._recipe.group, batch["completion_ids"]
+        advantages = torch.zeros(completions.shape)
+        for i, (rollout, advantage) in enumerate(zip(self._made, batch["advantages"].tolist(), strict=True)):
+            group = self._made[i - i % size :][:size]
+            advantages[i] = token_advantages(rollout, advantage, group, completions.size(1), self._recipe.scale)
+        kept = advantages.view(len(self._made) // size, -1).any(1).repeat_interleave(size)
+        batch["advantages"] = advantages.to(completions.device)
+        batch["tool_mask"] = batch["tool_mask"] * kept[:, None].to(completions.device)
+        batch["num_items_in_batch"] = (batch["completion_mask"] * batch["tool_mask"]).sum()
+        for name, value in _measures(self._made, kept.float().mean().item()).items():
+            self._metrics["train"][name].append(value)
+        self._write_rollouts(batch["advantages"].tolist())
+        return batch
+
+    def _write_rollouts(self, advantages: Sequence[Sequence[float]]) -> None:
+        assert self.args.output_dir is not None
+        lines = [
+            json.dumps(
+                {
+                    "step": self.state.global_step,
+                    "reward": rollout.reward,
+                    "advantage": next((a for a, t in zip(row, rollout.row.trained, strict=False) if t), 0.0),
+                    "branch": rollout.branch and vars(rollout.branch),
+                    "text": self.processing_class.decode(rollout.row.prompt_ids + rollout.row.completion_ids),
+                    "trajectory": rollout.trajectory.model_dump(mode="json", exclude_defaults=True),
+                }
+            )
+            for rollout, row in zip(self._made, advantages, strict=True)
+        ]
+        write_text(Path(self.args.output_dir) / ROLLOUTS, "".join(f"{line}\n" for line in lines))
+
+    def readable(self, inputs: Any) -> dict[str, Any]:
+        """Return the batch that was trained on; ``inputs`` are only its questions."""
+        assert self._buffered_inputs is not None
+        return super().readable(self._buffered_inputs[(self._step - 1) % self.args.steps_per_generation])
+
+
+def token_advantages(
+    rollout: Rollout, advantage: float, group: Sequence[Rollout], size: int, scale: str
+) -> torch.Tensor:
+    """Return the advantage of each of ``size`` tokens: ``advantage``, and that of the branch at its decision.
+
+    ``advantage`` is 0 in a group whose rewards are equal, where TRL's is the rounding error of their mean.
+    """
+    equal = len({each.reward for each in group}) == 1
+    values = torch.full((size,), 0.0 if equal else advantage)
+    if rollout.branch:
+        divisor = pstdev(_rewards(group)) + 1e-4 if scale == "group" else 1.0
+        values[rollout.row.decisions[rollout.branch.step]] = rollout.branch.advantage / divisor
+    return values
+
+
+def _rewards(group: Sequence[Rollout]) -> list[float]:
+    """Return all rewards that were measured for a question: of its rollouts and of their branches."""
+    branches = [each.branch for each in group if each.branch]
+    return [each.reward for each in group] + [r for b in branches for r in (*b.taken, *b.other)]
+
+
+def _measures(rollouts: Sequence[Rollout], kept: float) -> dict[str, float]:
+    """Return metrics that TRL does not have, per rollout or as shares."""
+    decisions = [step.decision for rollout in rollouts for step in rollout.trajectory.steps]
+    differences = [abs(rollout.branch.advantage) for rollout in rollouts if rollout.branch]
+    sampled = sum(sum(each.row.trained) + each.row.lost for each in rollouts)
+    return {
+        DROPPED: 1 - kept,
+        "engine/read": sum(each.read for each in rollouts),
+        "engine/written": sum(each.written for each in rollouts),
+        "tokens/lost": sum(each.row.lost for each in rollouts) / max(1, sampled),
+        "decisions/retrieve": decisions.count(Decision.RETRIEVE) / max(1, len(decisions)),
+        "decisions/difference": sum(differences) / max(1, len(differences)),
+    }
+
+
+def _reward(name: str) -> Any:
+    """Return a part of the reward as TRL calls it."""
+
+    def part(prompts: list[str], trajectory: list[Any], **_: Any) -> list[float]:
+        questions = map(Question.model_validate_json, prompts)
+        return [PARTS[name](question, each) for question, each in zip(questions, trajectory, strict=True)]
+
+    part.__name__ = name
+    return part
+
+
+class StopCollapsed(TrainerCallback):
+    """Stops a run that has nothing to learn from: the last ``steps`` steps had no group with different rewards, or
+    no entropy.
+
+    Both are read from the logged metrics, which a resumed run has too.
+    """
+
+    def __init__(self, steps: int):
+        self._steps = steps
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        for name, is_dead, remedy in (
+            (DROPPED, lambda value: value == 1, "all rollouts of a question get the same reward"),
+            ("entropy", lambda value: value < NO_ENTROPY, "the model writes the same text every time"),
+        ):
+            logged = [entry for entry in state.log_history if entry.get(name) is not None]
+            alive = max((entry["step"] for entry in logged if not is_dead(entry[name])), default=0)
+            if logged and state.global_step - alive >= self._steps:
+                raise UserError(
+                    f"step {state.global_step}: {remedy} for {self._steps} steps (rl.collapse); see "
+                    f"{Path(args.output_dir) / ROLLOUTS}, then lower lr or raise rl.temperature, or take other data"
+                )
+
+
+def question_rows(path: Path, tokenizer: Any) -> tuple[Dataset, DataReport]:
+    """Return a row for each question of a question set. The report counts the tokens of the questions."""
+    questions = load_questions(path)
+    tokens = sum(len(ids) for ids in tokenizer([question.question for question in questions])["input_ids"])
+    rows = Dataset.from_dict({"prompt": [question.model_dump_json() for question in questions]})
+    return rows, DataReport(examples=len(questions), tokens=tokens)
+
+
+def rl_trainer(
+    recipe: TrainRecipe, rows: Dataset, tokenizer: PreTrainedTokenizerBase, checkpoints: Path
+) -> RolloutTrainer:
+    """Return the trainer of Stage III, its model loaded, for rows of `question_rows`.
+
+    Raises UserError if the retriever cannot be opened, or if there are several processes.
+    """
+    settings = recipe.rl
+    assert settings is not None
+    if (processes := current_sharding().processes) > 1:
+        raise UserError(f"stage rl: trains in one process, not in {processes}; start it with `rag-train train`")
+    rollouts = recipe.batch_size * recipe.gradient_accumulation * settings.updates
+    if len(rows) * settings.group < rollouts:
+        raise UserError(
+            f"data {recipe.data}: {len(rows)} questions, but a generation of {rollouts} rollouts takes "
+            f"{rollouts // settings.group}; give more questions or set a smaller global_batch"
+        )
+    retriever = AsyncRetriever(open_retriever(settings.index))
+    shared = trainer_arguments(recipe, checkpoints)
+    del shared["max_length"]
+    arguments = GRPOConfig(
+        **shared | {"include_num_input_tokens_seen": "no"},  # TRL counts the tokens of the rollouts itself
+        num_generations=settings.group,
+        steps_per_generation=recipe.gradient_accumulation * settings.updates,
+        max_completion_length=recipe.max_tokens,
+        temperature=settings.temperature,
+        reward_weights=[weights(settings)[name] for name in PARTS],
+        scale_rewards=settings.scale,
+        loss_type=settings.loss,
+        epsilon=settings.clip_low,
+        epsilon_high=settings.clip_high,
+        beta=settings.kl,
+        disable_dropout=True,
+        vllm_importance_sampling_mode="token_truncate",
+        vllm_importance_sampling_clip_max=settings.correction,
+    )
+    trainer = RolloutTrainer(
+        settings,
+        retriever,
+        recipe.max_tokens,
+        model=recipe.model,
+        args=arguments,
+        train_dataset=rows,
+        processing_class=tokenizer,
+        peft_config=lora_config(recipe),
+    )
+    if settings.collapse:
+        trainer.add_callback(StopCollapsed(settings.collapse))
+    return trainer

@@ -1,0 +1,106 @@
+"""Rollouts: sampled trajectories, the value of both decisions at a state, and the tokens that they cost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.fakes import Found
+from support.training import TOKENIZER
+
+from rag_train.errors import UserError
+from rag_train.formats import deeprag
+from rag_train.llm.base import Completion, Sampling, TokenLogprob, Usage
+from rag_train.schema import Decision, Passage, Question, Step
+from rag_train.strategies.base import Kit
+from rag_train.strategies.deeprag import DeepRAG
+from rag_train.training.recipe import PriceRecipe, RLRecipe
+from rag_train.training.rl.rollouts import Branch, Rollout, Rollouts
+
+QUESTION = Question(id="q", question="Where was he born?", answers=["Rome"])
+ASK = f"{deeprag.FOLLOW_UP} Who?\n"
+
+
+class Writes:
+    """An engine that begins with ``first``; after a passage it knows the answer, without one it is wrong."""
+
+    name, tokenizer = "writes", TOKENIZER
+
+    def __init__(self, first: str, limit: int = 10**6):
+        self.first, self.limit = first, limit
+        self.samplings: list[Sampling] = []
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        if len(prompt) > self.limit:
+            raise ValueError("too long")
+        self.samplings.append(sampling)
+        history = prompt.partition("\n")[2]
+        right = deeprag.CONTEXT in history
+        text = f" he\n{deeprag.FINAL} {'Rome' if right else 'Oslo'}\n" if history else self.first
+        stop = deeprag.SEARCH if text.endswith(deeprag.SEARCH) else None
+        ids = TOKENIZER(text)["input_ids"]
+        logprobs = tuple((TokenLogprob(token, "", -1.0),) for token in ids)
+        return Completion(text.removesuffix(stop or "."), tuple(ids), Usage(10, len(ids)), stop, False, logprobs)
+
+    async def aclose(self) -> None: ...
+
+
+def sample(first: str, n: int = 1, limit: int = 10**6, **keys: Any) -> tuple[list[Rollout], Writes, Found]:
+    engine, found = Writes(first, limit), Found([Passage(id="p", title="T", text="He is of Rome.")])
+    recipe = RLRecipe(index="", instructions=False, **keys)
+    rollouts = Rollouts(recipe, engine, found, 999)  # pyright: ignore[reportArgumentType]
+    return asyncio.run(rollouts.sample([QUESTION] * n, "seed")), engine, found
+
+
+def test_a_rollout_is_the_strategys_trajectory_and_its_reward():
+    [rollout], _, found = sample(ASK + deeprag.SEARCH, price=PriceRecipe(retrievals=0.25))
+    assert (rollout.trajectory.answer, rollout.trajectory.retrievals, found.queries) == ("Rome", 1, ["Who?"])
+    assert rollout.reward == 0.75 and rollout.branch is None
+    assert (rollout.read, rollout.written) == (20, sum(call.completion_tokens for call in rollout.trajectory.calls))
+
+
+def test_calls_are_sampled_each_with_its_own_seed():
+    _, engine, _ = sample(ASK + deeprag.SEARCH, n=3, temperature=0.5)
+    assert {sampling.temperature for sampling in engine.samplings} == {0.5}
+    assert len({sampling.seed for sampling in engine.samplings}) == len(engine.samplings) == 6
+    _, again, _ = sample(ASK + deeprag.SEARCH, n=3, temperature=0.5)
+    assert again.samplings == engine.samplings
+
+
+@pytest.mark.parametrize(
+    ("first", "taken", "other"),
+    [
+        (ASK + deeprag.SEARCH, [0.75] * 3, [0.0] * 3),
+        (f"{ASK}{deeprag.INTERMEDIATE} he\n{deeprag.FINAL} Oslo\n", [0.0] * 3, [0.75] * 3),
+    ],
+)
+def test_both_decisions_are_tried_at_a_state(first: str, taken: list[float], other: list[float]):
+    """Only a passage tells the answer, at a price."""
+    [rollout], engine, _ = sample(first, credit="tree", branches=3, price=PriceRecipe(retrievals=0.25))
+    assert rollout.branch == Branch(0, taken, other)
+    assert rollout.branch.advantage == taken[0] - other[0]
+    assert rollout.read == 10 * len(engine.samplings) == 10 * (len(rollout.trajectory.calls) + 6)
+
+
+def test_a_transcript_without_a_decision_has_no_branch():
+    [rollout], engine, _ = sample(f"{deeprag.FINAL} Oslo\n", credit="tree")
+    assert rollout.branch is None and len(engine.samplings) == 1
+
+
+def test_a_search_costs_one_call_more_than_no_search():
+    strategy = DeepRAG(Kit(Writes(""), Found([]), instructions=False))  # pyright: ignore[reportArgumentType]
+    step = Step(subquery="What?", decision=Decision.RETRIEVE, passages=[Passage(id="p", text="x")], answer="y")
+    done = {d: asyncio.run(strategy.branch(QUESTION, [step], "Who?", d)) for d in Decision}
+    assert [len(done[d].calls) for d in (Decision.RETRIEVE, Decision.PARAMETRIC)] == [2, 1]
+    for decision, trajectory in done.items():
+        assert [s.decision for s in trajectory.steps] == [Decision.RETRIEVE, decision]
+        assert trajectory.steps[0].passages == step.passages and trajectory.steps[1].answer == "he"
+
+
+def test_a_transcript_that_becomes_too_long_is_a_failed_rollout():
+    [rollout], _, _ = sample(ASK + deeprag.SEARCH, limit=100)
+    assert (rollout.reward, rollout.trajectory.error) == (0, "too long")
+    assert sum(rollout.row.trained) > 10
+    with pytest.raises(UserError, match="question 'q': longer than the model's context; remove it from data"):
+        sample(ASK, limit=10)
