@@ -6,35 +6,12 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.rollouts import FOUND, PROMPT, searched, turn
 from support.training import TOKENIZER
 
 from rag_train.formats import deeprag
-from rag_train.llm.base import Completion, TokenLogprob, Usage
-from rag_train.schema import Decision, Passage
+from rag_train.schema import Decision
 from rag_train.training.rl.rows import Row, Turn, decisions, encode_rollout, transcript
-
-PROMPT = deeprag.question_prompt("Where was it?")
-FOUND = "\n" + deeprag.context_lines([Passage(id="p", title="T", text="Follow up: this is no step.")])
-FOUND += deeprag.INTERMEDIATE
-
-
-def turn(prompt: str, text: str, stop: str | None = None, ids: list[int] | None = None) -> Turn:
-    """An engine call that wrote ``text`` with a log-probability of -0.1, -0.2, ... for its tokens."""
-    ids = TOKENIZER(text + (stop or ""))["input_ids"] if ids is None else ids
-    logprobs = tuple((TokenLogprob(token, "", -0.1 * (i + 1)),) for i, token in enumerate(ids))
-    return Turn(prompt, Completion(text, tuple(ids), Usage(9, len(ids)), stop, logprobs=logprobs))
-
-
-def searched(last: str = f" here\n{deeprag.FINAL} here\n") -> list[Turn]:
-    """A transcript of a parametric and a retrieved step, in two calls."""
-    known = deeprag.parametric_prompt("Who?") + " she\n"
-    first = turn(PROMPT, known + deeprag.subquery_line("Where?"), deeprag.SEARCH)
-    # The tokenizer joins the full stop and the line break after it, and so did the model.
-    joined = TOKENIZER(first.written + "\n")["input_ids"]
-    first = turn(PROMPT, first.completion.text, deeprag.SEARCH, joined)
-    eos = [TOKENIZER.eos_token_id]
-    prompt = PROMPT + first.written + FOUND
-    return [first, turn(prompt, last, None, TOKENIZER(last)["input_ids"] + eos)]
 
 
 def stretches(row: Row) -> list[tuple[int, str]]:

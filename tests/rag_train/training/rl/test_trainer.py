@@ -1,0 +1,219 @@
+"""Stage rl: advantages of tokens, what is trained and what is dropped, learning, resuming and stopping."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.rollouts import searched
+from support.training import TOKENIZER, kill_at, recipe_in, write
+
+from rag_train.errors import UserError
+from rag_train.miniworld.world import World
+from rag_train.retrieval.index.bm25_build import build_bm25
+from rag_train.schema import Passage, Question, Trajectory
+from rag_train.training.recipe import PriceRecipe, RewardRecipe, RLRecipe, TrainRecipe
+from rag_train.training.rl.rollouts import Branch, Rollout
+from rag_train.training.rl.rows import Row, encode_rollout
+from rag_train.training.rl.trainer import question_rows, rl_trainer, token_advantages
+from rag_train.training.run import train
+
+QUESTIONS = [Question(id=str(i), question=f"Where was {i} born?", answers=["Rome"]) for i in range(16)]
+COSTS = {"reward": RewardRecipe(exact_match=0), "price": PriceRecipe(tokens=0.01)}
+
+
+@pytest.fixture(scope="module")
+def world(work: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the model of the fixture ``work``, questions (rl.jsonl) and an index."""
+    path = tmp_path_factory.mktemp("rl")
+    (path / "model").symlink_to(work / "model")
+    write(path / "rl.jsonl", QUESTIONS)
+    build_bm25([Passage(id="1", text="red fox")], path / "index")
+    return path
+
+
+def recipe_for(world: Path, output: Path, **keys: Any) -> TrainRecipe:
+    """A recipe of 4 steps of 8 rollouts; keys that are not the recipe's go into its section rl."""
+    section = {key: keys.pop(key) for key in list(keys) if key in RLRecipe.__dataclass_fields__}
+    section = {"index": str(world / "index"), "instructions": False, "group": 4, "call_tokens": 16} | section
+    keys = {"precision": "fp32", "epochs": 0.5, "max_tokens": 128, "batch_size": 4} | keys
+    keys |= {"stage": "rl", "gradient_accumulation": 2, "rl": RLRecipe(**section)}
+    return recipe_in(world, output, **keys)
+
+
+def rollout(reward: float, branch: Branch | None = None, decisions: dict[int, int] | None = None) -> Rollout:
+    row = Row([1], [2, 3, 4], [1, 0, 1], [-1.0, 0.0, -1.0], decisions or {})
+    return Rollout(Trajectory(question_id="", question="", strategy=""), reward, row, branch, 0, 0)
+
+
+# -- advantages ------------------------------------------------------------------------------------------
+
+
+def test_a_decision_has_the_difference_of_its_subtrees_and_other_tokens_that_of_the_rollout():
+    """A tree by hand: searching leads to 1 and 0.5, not searching to 0 and 0; the rollout did not search."""
+    branch = Branch(0, taken=[0.0, 0.0], other=[1.0, 0.5])
+    group = [rollout(0.0, branch, {0: 2}), rollout(1.0)]
+    assert token_advantages(group[0], -0.5, group, 4, "none").tolist() == [-0.5, -0.5, -0.75, -0.5]
+    scaled = token_advantages(group[0], -1.0, group, 4, "group")
+    spread = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0, 0.5]).std(correction=0)
+    torch.testing.assert_close(scaled, torch.tensor([-1.0, -1.0, -0.75 / (spread + 1e-4), -1.0]))
+
+
+def test_without_a_branch_all_tokens_have_the_rollouts():
+    assert token_advantages(rollout(1.0), 0.5, [rollout(1.0), rollout(0.0)], 3, "group").tolist() == [0.5] * 3
+
+
+@pytest.mark.parametrize("branch", [None, Branch(0, taken=[1.0], other=[1.0])])
+def test_equal_rewards_give_no_advantage(branch: Branch | None):
+    group = [rollout(0.1, branch, {0: 0}), rollout(0.1), rollout(0.1)]
+    assert not token_advantages(group[0], 1e-8, group, 3, "none").any()
+
+
+# -- the loss --------------------------------------------------------------------------------------------
+
+
+def hand_made(monkeypatch: pytest.MonkeyPatch, recipe: TrainRecipe, checkpoints: Path, made: list[Rollout]):
+    """A trainer and its batch of the rollouts ``made``."""
+    checkpoints.mkdir()
+    rows, _ = question_rows(recipe.data, TOKENIZER)
+    trainer = rl_trainer(recipe, rows, TOKENIZER, checkpoints)
+
+    async def sample(questions: list[Question], seed: str) -> list[Rollout]:
+        return made
+
+    monkeypatch.setattr(trainer._rollouts, "sample", sample)
+    trainer.model.train()
+    inputs = [{"prompt": question.model_dump_json()} for question in QUESTIONS[: len(made)]]
+    return trainer, trainer._generate_and_score_completions(inputs)
+
+
+def test_only_sampled_tokens_of_groups_with_different_rewards_have_a_gradient(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The gradient by the log-probability of each token, in one pass over two groups of two rollouts."""
+    row = encode_rollout(TOKENIZER, searched(), 999)
+    assert 0 in row.trained[1:-1]
+    answers = ["Rome", "Oslo", "Oslo", "Oslo"]
+    made = [
+        Rollout(t, float(t.answer == "Rome"), replace(row), None, 1, 1)
+        for t in (Trajectory(question_id="", question="", strategy="", answer=answer) for answer in answers)
+    ]
+    recipe = recipe_for(world, tmp_path / "out", group=2)
+    trainer, batch = hand_made(monkeypatch, recipe, tmp_path / "checkpoints", made)
+    logprobs = torch.full(batch["completion_ids"].shape, -1.0, requires_grad=True)
+    computed = (logprobs, torch.zeros_like(logprobs), None)
+    monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", lambda *_, **__: computed)
+    trainer.current_gradient_accumulation_steps = 2
+    del batch["old_per_token_logps"]
+    trainer.compute_loss(trainer.model, batch).backward()
+    trained = torch.zeros(4, logprobs.size(1), dtype=torch.bool)
+    trained[:2, : len(row.trained)] = torch.tensor(row.trained) == 1
+    assert logprobs.grad is not None and torch.equal(logprobs.grad != 0, trained)
+    assert (logprobs.grad[0] <= 0).all() and (logprobs.grad[1] >= 0).all()
+    assert trainer._metrics["train"]["groups/dropped"] == [0.5]
+    assert batch["num_items_in_batch"] == 2 * sum(row.trained)
+
+
+def test_gap_between_engine_and_trainer_is_logged_and_its_weight_limited(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The engine of these rollouts claims log-probabilities that the trainer's model does not have."""
+    row = encode_rollout(TOKENIZER, searched(), 999)
+    row.logprobs = [-99.0 * flag for flag in row.trained]
+    empty = Trajectory(question_id="", question="", strategy="")
+    made = [Rollout(empty, reward, replace(row), None, 1, 1) for reward in (0.0, 1.0)]
+    recipe = recipe_for(world, tmp_path / "out", group=2, correction=1.5)
+    trainer, batch = hand_made(monkeypatch, recipe, tmp_path / "checkpoints", made)
+    weights = batch["importance_sampling_ratio"][:, : len(row.trained)]
+    assert set(weights[:, torch.tensor(row.trained) == 1].unique().tolist()) == {1.5}
+    [gap] = trainer._metrics["train"]["sampling/sampling_logp_difference/mean"]
+    assert gap > 50
+
+
+# -- runs ------------------------------------------------------------------------------------------------
+
+
+def metrics(output: Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [{name: row[name] for name in row if "time" not in name} for row in rows if "loss" in row]
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_resumed_run_equals_uninterrupted_run(world: Path, tmp_path: Path, updates: int, monkeypatch):
+    """The rollouts after the checkpoint are sampled again, with the same seeds and weights."""
+    whole = recipe_for(world, tmp_path / "whole", **COSTS, save_steps=2, updates=updates, epochs=1)
+    expected = train(whole)
+    recipe = replace(whole, output_dir=str(tmp_path / "killed"))
+    kill_at(monkeypatch, recipe, 5)
+    resumed = train(recipe)
+    assert (resumed.resumed_from, resumed.steps) == (4, expected.steps) == (4, 8)
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert any(row["grad_norm"] > 0 for row in metrics(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("credit", ["trajectory", "tree"])
+def test_a_price_lowers_the_retrieval_rate(mini_world: World, mini_model: Path, tmp_path: Path, credit: str):
+    """Answers have no value, and a search has a price: the mini model, which decides at random, stops searching."""
+    write(tmp_path / "rl.jsonl", [q for q in mini_world.questions("train") if q.hops == 2][:24])
+    build_bm25(mini_world.corpus(), tmp_path / "index")
+    keys = {"reward": RewardRecipe(exact_match=0), "price": PriceRecipe(retrievals=1), "credit": credit}
+    recipe = recipe_for(
+        tmp_path, tmp_path / "out", **keys, branches=1, group=4, call_tokens=48, max_tokens=512, batch_size=8
+    )
+    result = train(
+        replace(recipe, model=str(mini_model), lr=1e-3, epochs=1, schedule="constant_with_warmup", warmup_ratio=0)
+    )
+    rows = metrics(tmp_path / "out")
+    assert result.steps == len(rows) == 6
+    assert rows[0]["decisions/retrieve"] > 0.3 and rows[-1]["decisions/retrieve"] < 0.1
+    assert rows[-1]["reward"] > rows[0]["reward"] == pytest.approx(-rows[0]["rewards/retrievals/mean"])
+    assert rows[0]["sampling/sampling_logp_difference/mean"] < 1e-4
+    assert (rows[0]["decisions/difference"] > 0) == (credit == "tree")
+    assert rows[0]["engine/read"] > rows[0]["engine/written"] > 0
+
+
+def test_a_run_without_different_rewards_stops(world: Path, tmp_path: Path):
+    """The untrained model never answers right, so every reward is 0."""
+    with pytest.raises(
+        UserError, match=r"^step 2: all rollouts of a question get the same reward for 2 steps"
+    ) as e:
+        train(recipe_for(world, tmp_path / "out", collapse=2))
+    path = tmp_path / "out/checkpoints/rollouts.jsonl"
+    assert str(path) in str(e.value)
+    rollouts = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(rollouts) == 8 and {each["reward"] for each in rollouts} == {0.0}
+    assert all(each["text"].startswith("Question: Where was ") for each in rollouts)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"rl": None}, "rl: missing; stage rl searches while it trains, set at least rl.index"),
+        ({"eval_data": Path("x")}, "eval_data: not possible in stage rl"),
+        ({"global_batch": 6}, "rl.group=4: does not divide the 6 rollouts of a step; set global_batch=8"),
+        ({"rl": RLRecipe(index="", updates=3, group=2)}, r"rl.updates=3: .*; set save_steps=501"),
+        ({"stage": "dpo"}, "rl: stage is dpo; remove the section rl or set stage: rl"),
+    ],
+)
+def test_rejects_keys_that_do_not_fit_together(world: Path, tmp_path: Path, keys: dict, message: str):
+    recipe = recipe_for(world, tmp_path / "out")
+    with pytest.raises(UserError, match=message):
+        replace(recipe, **({"gradient_accumulation": 1} | keys))
+
+
+def test_refuses_few_questions_and_several_processes(world: Path, tmp_path: Path, monkeypatch):
+    few = recipe_for(world, tmp_path / "out", global_batch=80, gradient_accumulation=1)
+    with pytest.raises(UserError, match=r"16 questions, but a generation of 80 rollouts takes 20; give more"):
+        train(few)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    recipe = recipe_for(world, tmp_path / "out")
+    rows, _ = question_rows(recipe.data, TOKENIZER)
+    with pytest.raises(UserError, match="stage rl: trains in one process, not in 2"):
+        rl_trainer(recipe, rows, TOKENIZER, tmp_path)
