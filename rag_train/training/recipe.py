@@ -262,8 +262,11 @@ class TrainRecipe:
         """Raise UserError for keys that stage rl cannot use together."""
         if self.rl is None:
             raise UserError("rl: missing; stage rl searches while it trains, set at least rl.index")
-        if self.eval_data is not None:
-            raise UserError("eval_data: not possible in stage rl; remove it, and evaluate with `rag-train eval`")
+        for key, default in (("eval_data", None), ("balance", False), ("chat", "auto")):
+            if getattr(self, key) != default:
+                raise UserError(
+                    f"{key}: not possible in stage rl, which prompts as `rag-train eval` does; remove it"
+                )
         rollouts = self.global_batch or self.batch_size * self.gradient_accumulation
         if rollouts % self.rl.group:
             raise UserError(

@@ -196,7 +196,8 @@ def test_a_run_without_different_rewards_stops(world: Path, tmp_path: Path):
     ("keys", "message"),
     [
         ({"rl": None}, "rl: missing; stage rl searches while it trains, set at least rl.index"),
-        ({"eval_data": Path("x")}, "eval_data: not possible in stage rl"),
+        ({"eval_data": Path("x")}, "eval_data: not possible in stage rl, which prompts as"),
+        ({"chat": False}, "chat: not possible in stage rl"),
         ({"global_batch": 6}, "rl.group=4: does not divide the 6 rollouts of a step; set global_batch=8"),
         ({"rl": RLRecipe(index="", updates=3, group=2)}, r"rl.updates=3: .*; set save_steps=501"),
         ({"stage": "dpo"}, "rl: stage is dpo; remove the section rl or set stage: rl"),
