@@ -1,4 +1,4 @@
-"""Settings that the trainers of both stages share: training arguments, the model and its adapters."""
+"""Settings that the trainers of all stages share: training arguments, the model and its adapters."""
 
 from __future__ import annotations
 
