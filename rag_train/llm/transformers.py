@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -53,7 +54,7 @@ class SeededNoise(LogitsProcessor):
     def __init__(self, seeds: Sequence[int], device: torch.device):
         self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
         waits = [torch.empty_like(scores[0]).exponential_(generator=each) for each in self._generators]
         return scores - torch.stack(waits).log()
 

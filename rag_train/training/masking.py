@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
@@ -25,6 +26,7 @@ def encode_segments(
     masked text and extends into trained text: at inference the prompt would end inside that token.
     """
     texts = ["".join(segment.text for segment in segments) for segments in documents]
+    eos: Any = tokenizer.eos_token_id
     out = []
     for segments, (ids, starts) in zip(documents, encode_texts(tokenizer, texts), strict=True):
         ends = list(accumulate(len(segment.text) for segment in segments))
@@ -32,8 +34,8 @@ def encode_segments(
         trained = [start >= 0 and owner.trained for start, owner in zip(starts, owners, strict=True)]
         labels = [token if flag else IGNORE for token, flag in zip(ids, trained, strict=True)]
         if append_eos:
-            ids = [*ids, tokenizer.eos_token_id]
-            labels.append(tokenizer.eos_token_id)
+            ids = [*ids, eos]
+            labels.append(eos)
         out.append((ids, labels))
     return out
 
@@ -43,7 +45,7 @@ def encode_texts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> li
 
     The offset of the beginning-of-text token is -1.
     """
-    encodings = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+    encodings = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
     out = []
     for ids, offsets in zip(encodings["input_ids"], encodings["offset_mapping"], strict=True):
         first = beginning(tokenizer, ids)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from support.training import TOKENIZER
 
 from rag_train.formats import deeprag
@@ -16,9 +18,9 @@ FOUND += deeprag.INTERMEDIATE
 
 def turn(prompt: str, text: str, stop: str | None = None, ids: list[int] | None = None) -> Turn:
     """An engine call that wrote ``text`` with a log-probability of -0.1, -0.2, ... for its tokens."""
-    ids = TOKENIZER(text + (stop or ""))["input_ids"] if ids is None else ids
-    logprobs = tuple((TokenLogprob(token, "", -0.1 * (i + 1)),) for i, token in enumerate(ids))
-    return Turn(prompt, Completion(text, tuple(ids), Usage(9, len(ids)), stop, logprobs=logprobs))
+    sampled: Any = TOKENIZER(text + (stop or ""))["input_ids"] if ids is None else ids
+    logprobs = tuple((TokenLogprob(token, "", -0.1 * (i + 1)),) for i, token in enumerate(sampled))
+    return Turn(prompt, Completion(text, tuple(sampled), Usage(9, len(sampled)), stop, logprobs=logprobs))
 
 
 def searched(last: str = f" here\n{deeprag.FINAL} here\n") -> list[Turn]:
@@ -28,6 +30,6 @@ def searched(last: str = f" here\n{deeprag.FINAL} here\n") -> list[Turn]:
     # The tokenizer joins the full stop and the line break after it, and so did the model.
     joined = TOKENIZER(first.written + "\n")["input_ids"]
     first = turn(PROMPT, first.completion.text, deeprag.SEARCH, joined)
-    eos = [TOKENIZER.eos_token_id]
+    eos: list[Any] = [TOKENIZER.eos_token_id]
     prompt = PROMPT + first.written + FOUND
     return [first, turn(prompt, last, None, TOKENIZER(last)["input_ids"] + eos)]

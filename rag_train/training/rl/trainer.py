@@ -66,11 +66,12 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
         """Make a rollout for each prompt; ``trainer`` is this trainer."""
         questions = [Question.model_validate_json(prompt) for prompt in prompts]
         seed = f"{self.args.seed}/{self.state.global_step}"
-        self.model.eval()  # gradient checkpointing would switch off the cache of keys and values
+        model: Any = self.model
+        model.eval()  # gradient checkpointing would switch off the cache of keys and values
         try:
             self._made = asyncio.run(self._rollouts.sample(questions, seed))
         finally:
-            self.model.train()
+            model.train()
         rows = [rollout.row for rollout in self._made]
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
@@ -99,6 +100,7 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
 
     def _write_rollouts(self, advantages: Sequence[Sequence[float]]) -> None:
         assert self.args.output_dir is not None
+        tokenizer: Any = self.processing_class
         lines = [
             json.dumps(
                 {
@@ -106,7 +108,7 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
                     "reward": rollout.reward,
                     "advantage": next((a for a, t in zip(row, rollout.row.trained, strict=False) if t), 0.0),
                     "branch": rollout.branch and vars(rollout.branch),
-                    "text": self.processing_class.decode(rollout.row.prompt_ids + rollout.row.completion_ids),
+                    "text": tokenizer.decode(rollout.row.prompt_ids + rollout.row.completion_ids),
                     "trajectory": rollout.trajectory.model_dump(mode="json", exclude_defaults=True),
                 }
             )
@@ -117,7 +119,7 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
     def readable(self, inputs: Any) -> dict[str, Any]:
         """Return the batch that was trained on; ``inputs`` are only its questions."""
         assert self._buffered_inputs is not None
-        return super().readable(self._buffered_inputs[(self._step - 1) % self.args.steps_per_generation])
+        return super().readable(self._buffered_inputs[(self._step - 1) % len(self._buffered_inputs)])
 
 
 def token_advantages(
@@ -219,8 +221,9 @@ def rl_trainer(
     retriever = AsyncRetriever(open_retriever(settings.index))
     shared = trainer_arguments(recipe, checkpoints)
     del shared["max_length"]
+    shared["include_num_input_tokens_seen"] = "no"  # TRL counts the tokens of the rollouts itself
     arguments = GRPOConfig(
-        **shared | {"include_num_input_tokens_seen": "no"},  # TRL counts the tokens of the rollouts itself
+        **shared,
         num_generations=settings.group,
         steps_per_generation=recipe.gradient_accumulation * settings.updates,
         max_completion_length=recipe.max_tokens,

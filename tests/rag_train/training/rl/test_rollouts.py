@@ -79,7 +79,7 @@ def test_both_decisions_are_tried_at_a_state(first: str, taken: list[float], oth
     """Only a passage tells the answer, at a price."""
     [rollout], engine, _ = sample(first, credit="tree", branches=3, price=PriceRecipe(retrievals=0.25))
     assert rollout.branch == Branch(0, taken, other)
-    assert rollout.branch.advantage == taken[0] - other[0]
+    assert rollout.branch is not None and rollout.branch.advantage == taken[0] - other[0]
     assert rollout.read == 10 * len(engine.samplings) == 10 * (len(rollout.trajectory.calls) + 6)
 
 
@@ -102,5 +102,7 @@ def test_a_transcript_that_becomes_too_long_is_a_failed_rollout():
     [rollout], _, _ = sample(ASK + deeprag.SEARCH, limit=100)
     assert (rollout.reward, rollout.trajectory.error) == (0, "too long")
     assert sum(rollout.row.trained) > 10
-    with pytest.raises(UserError, match="question 'q': longer than the model's context; remove it from data"):
+    with pytest.raises(
+        UserError, match="question 'q': its prompt exceeds the model's context; remove it from data"
+    ):
         sample(ASK, limit=10)

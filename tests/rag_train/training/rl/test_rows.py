@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,13 +80,14 @@ def test_a_long_row_is_cut(most: int):
 def test_a_call_without_text_leaves_one_masked_token():
     row = encode_rollout(TOKENIZER, [turn(PROMPT, "")], 999)
     assert (row.trained, len(row.completion_ids), row.decisions) == ([0], 1, {})
-    ended = turn(PROMPT, "", None, [TOKENIZER.eos_token_id])
+    eos: Any = TOKENIZER.eos_token_id
+    ended = turn(PROMPT, "", None, [eos])
     assert encode_rollout(TOKENIZER, [ended], 999).trained == [1]
 
 
 @given(st.lists(st.sampled_from(["Who?\n", "Follow up: a\n", deeprag.SEARCH, "\n", deeprag.INTERMEDIATE, "é漢"])))
 def test_any_text_of_one_call_is_trained_as_it_was_sampled(parts: list[str]):
-    text = "".join(parts)
+    text = "so " + "".join(parts)  # a line break would join that of the prompt
     ids = TOKENIZER(PROMPT + text)["input_ids"][len(TOKENIZER(PROMPT)["input_ids"]) :]
     row = encode_rollout(TOKENIZER, [turn(PROMPT, text, None, ids)], 999)
     assert row.lost == 0 and row.completion_ids[: len(ids)] == ids and all(row.trained[: len(ids)])
