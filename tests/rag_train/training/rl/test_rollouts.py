@@ -103,6 +103,6 @@ def test_a_transcript_that_becomes_too_long_is_a_failed_rollout():
     assert (rollout.reward, rollout.trajectory.error) == (0, "too long")
     assert sum(rollout.row.trained) > 10
     with pytest.raises(
-        UserError, match="question 'q': its prompt exceeds the model's context; remove it from data"
+        UserError, match="question 'q': its prompt exceeds the model's context; remove it"
     ):
         sample(ASK, limit=10)
