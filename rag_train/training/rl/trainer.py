@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import pstdev
@@ -67,11 +68,13 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
         questions = [Question.model_validate_json(prompt) for prompt in prompts]
         seed = f"{self.args.seed}/{self.state.global_step}"
         model: Any = self.model
+        start = time.perf_counter()
         model.eval()  # gradient checkpointing would switch off the cache of keys and values
         try:
             self._made = asyncio.run(self._rollouts.sample(questions, seed))
         finally:
             model.train()
+        self._metrics["train"]["rollout_time"].append(time.perf_counter() - start)
         rows = [rollout.row for rollout in self._made]
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
