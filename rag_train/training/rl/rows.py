@@ -66,14 +66,11 @@ def transcript(turns: Sequence[Turn]) -> list[Turn]:
     return kept
 
 
-def decisions(text: str) -> dict[int, tuple[int, Decision]]:
-    """Return the offset and the decision of each step of a transcript that announces one, by the step's number."""
-    found = {}
-    for number, offset in enumerate(decision_offsets(text)):
-        for decision in Decision:
-            if text.startswith(deeprag.decision_snippet(decision), offset):
-                found[number] = offset, decision
-    return found
+def decisions(text: str) -> dict[int, int]:
+    """Return the offset of each decision in a transcript, by the number of its step."""
+    snippets = tuple(map(deeprag.decision_snippet, Decision))
+    offsets = enumerate(decision_offsets(text))
+    return {number: offset for number, offset in offsets if text.startswith(snippets, offset)}
 
 
 def encode_rollout(tokenizer: Any, turns: Sequence[Turn], max_tokens: int) -> Row:
@@ -89,7 +86,7 @@ def encode_rollout(tokenizer: Any, turns: Sequence[Turn], max_tokens: int) -> Ro
     if not row.completion_ids:  # the model wrote nothing, or the prompt is too long; TRL needs a token
         row.completion_ids, row.trained, row.logprobs = [tokenizer.eos_token_id], [0], [0.0]
     row.lost = sum(len(turn.completion.token_ids) for turn in turns) - sum(row.trained)
-    tokens = {step: bisect_left(starts, head + at) - begin for step, (at, _) in decisions(text[head:]).items()}
+    tokens = {step: bisect_left(starts, head + at) - begin for step, at in decisions(text[head:]).items()}
     row.decisions = {step: at for step, at in tokens.items() if at < len(row.trained) and row.trained[at]}
     return row
 

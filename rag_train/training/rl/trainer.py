@@ -183,7 +183,7 @@ class StopCollapsed(TrainerCallback):
         self._steps = steps
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        for name, is_dead, remedy in (
+        for name, is_dead, reason in (
             (DROPPED, lambda value: value == 1, "all rollouts of a question get the same reward"),
             ("entropy", lambda value: value < NO_ENTROPY, "the model writes the same text every time"),
         ):
@@ -191,7 +191,7 @@ class StopCollapsed(TrainerCallback):
             alive = max((entry["step"] for entry in logged if not is_dead(entry[name])), default=0)
             if logged and state.global_step - alive >= self._steps:
                 raise UserError(
-                    f"step {state.global_step}: {remedy} for {self._steps} steps (rl.collapse); see "
+                    f"step {state.global_step}: {reason} for {self._steps} steps (rl.collapse); see "
                     f"{Path(args.output_dir) / ROLLOUTS}, then lower lr or raise rl.temperature, or take other data"
                 )
 

@@ -102,7 +102,5 @@ def test_a_transcript_that_becomes_too_long_is_a_failed_rollout():
     [rollout], _, _ = sample(ASK + deeprag.SEARCH, limit=100)
     assert (rollout.reward, rollout.trajectory.error) == (0, "too long")
     assert sum(rollout.row.trained) > 10
-    with pytest.raises(
-        UserError, match="question 'q': its prompt exceeds the model's context; remove it"
-    ):
+    with pytest.raises(UserError, match="question 'q': its prompt exceeds the model's context; remove it"):
         sample(ASK, limit=10)
