@@ -13,7 +13,6 @@ from support.training import TOKENIZER
 from rag_train.formats import deeprag
 from rag_train.training.rl.rows import Row, Turn, decisions, encode_rollout, transcript
 
-
 SNIPPETS = [deeprag.INTERMEDIATE, deeprag.SEARCH]
 
 
