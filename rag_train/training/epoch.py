@@ -13,7 +13,7 @@ from datasets import Dataset
 from rag_train.training.data import DPO
 from rag_train.training.masking import IGNORE
 from rag_train.training.packing import distinct_tokens, pack, sortable
-from rag_train.training.recipe import TrainRecipe
+from rag_train.training.recipe import RLRecipe, TrainRecipe
 from rag_train.training.rows import TokenColumn
 from rag_train.training.tree import few_lengths
 
@@ -48,7 +48,12 @@ class Epoch:
 
 
 def epoch(recipe: TrainRecipe, rows: Dataset) -> Epoch:
-    """Return the passes over rows of `sft_rows` or `dpo_rows`. Packed rows and trees are laid out to be counted."""
+    """Return the passes over rows of `sft_rows`, `dpo_rows` or `question_rows`.
+
+    Packed rows and trees are laid out to be counted. Rollouts count with the most tokens that they may have.
+    """
+    if recipe.rl:
+        return _rollouts(recipe, recipe.rl, len(rows))
     if recipe.pack_tokens:
         return _added(len(rows), _packed(rows, recipe.pack_tokens, recipe.seed))
     if recipe.trees:
@@ -81,6 +86,14 @@ def _trees(rows: Dataset, size: int) -> Iterator[Pass]:
         numbers = range(start, min(start + size, len(rows)))
         sequences = [sortable(prompt[i]) + sortable(side[i]) for i in numbers for side in sides]
         yield Pass(distinct_tokens(sequences), sum(len(side[i]) for i in numbers for side in sides))
+
+
+def _rollouts(recipe: TrainRecipe, settings: RLRecipe, questions: int) -> Epoch:
+    """Return the passes over the rollouts of an epoch; those of an incomplete last generation are left out."""
+    each = recipe.gradient_accumulation * settings.updates
+    passes = questions * settings.group // (recipe.batch_size * each) * each
+    tokens = recipe.batch_size * PADDING * math.ceil(recipe.max_tokens / PADDING)
+    return Epoch(questions, passes, passes * tokens, passes * tokens, Pass(tokens, tokens))
 
 
 def _padded(examples: int, lengths: np.ndarray, size: int) -> Epoch:

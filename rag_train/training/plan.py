@@ -113,25 +113,30 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        """Time of the run on its devices; None if their speed is not known."""
-        if self.device is None:
+        """Time of the run on its devices; None if their speed is not known, and in stage rl, which also samples."""
+        if self.device is None or self.recipe.rl:
             return None
         return self.operations / (self.sharding.processes * self.device.peak * UTILISATION)
 
     @property
     def unit(self) -> str:
-        return "packed rows" if self.recipe.pack_tokens else "pairs" if self.recipe.stage == "dpo" else "examples"
+        stages = {"sft": "examples", "dpo": "pairs", "rl": "rollouts"}
+        return "packed rows" if self.recipe.pack_tokens else stages[self.recipe.stage]
 
     def line(self) -> str:
         """Return the plan in a line, as a run prints it before the weights are loaded."""
         trained = self.model.trained(self.recipe.lora)
         full = f", of which {_gib(self.free)} are free" if self.disk > self.free else ""
+        data = "" if self.recipe.rl else f", {_short(self.tokens)} tokens per epoch, {self._share} of them trained"
         return (
             f"model {_short(self.model.parameters)}, trained {_short(trained)}, about {_gib(self.memory.total)} "
-            f"per device of {_gib(self.available)}; {self.steps:,} steps of {self.batch:,} {self.unit}, "
-            f"{_short(self.tokens)} tokens per epoch, {self.trained / self.tokens:.0%} of them trained; "
+            f"per device of {_gib(self.available)}; {self.steps:,} steps of {self.batch:,} {self.unit}{data}; "
             f"checkpoints of {_gib(self.checkpoint)}, up to {_gib(self.disk)} of disk{full}"
         )
+
+    @property
+    def _share(self) -> str:
+        return f"{self.trained / self.tokens:.0%}"
 
     def summary(self) -> dict[str, Any]:
         """Return the figures for ``--json``; sizes in bytes, times in seconds."""
@@ -163,10 +168,14 @@ class Plan:
         batch = f"{self.batch:,} {self.unit}"
         if self.recipe.pack_tokens:
             batch += f" (about {self.batch * self.epoch.examples / self.epoch.passes:,.0f} examples)"
-        yield "examples", f"{self.epoch.examples:,}"
-        yield "tokens per epoch", f"{self.tokens:,}"
-        yield "trained", f"{self.trained / self.tokens:.0%}"
-        yield "computed: shared prefixes once, with padding", f"{self.epoch.tokens:,}"
+        if self.recipe.rl:
+            yield "questions", f"{self.epoch.examples:,}"
+            yield "tokens of an epoch's rollouts, at the most", f"{self.epoch.tokens:,}"
+        else:
+            yield "examples", f"{self.epoch.examples:,}"
+            yield "tokens per epoch", f"{self.tokens:,}"
+            yield "trained", self._share
+            yield "computed: shared prefixes once, with padding", f"{self.epoch.tokens:,}"
         yield "forward passes per epoch", f"{self.epoch.passes:,}"
         yield "effective batch", batch
         yield "optimizer steps", f"{self.steps:,}"
@@ -196,7 +205,9 @@ class Plan:
             yield "Gradients and activations are not there at the same time: the peak counts the larger ones."
         if self.checkpoints > KEPT:
             yield f"{KEPT} checkpoints are kept, and a third is there while it is written."
-        if self.device:
+        if self.recipe.rl:
+            yield "No time: how long sampling takes is known only from a run."
+        elif self.device:
             yield (
                 f"Time: {self.operations:.3g} operations at {UTILISATION:.0%} (assumed, not measured) of "
                 f"{self.device.peak / 1e12:,.0f} TFLOP/s, the device's dense bf16 peak; without attention itself, "

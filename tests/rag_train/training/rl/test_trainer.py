@@ -17,6 +17,7 @@ from rag_train.errors import UserError
 from rag_train.miniworld.world import World
 from rag_train.retrieval.index.bm25_build import build_bm25
 from rag_train.schema import Passage, Question, Trajectory
+from rag_train.training.plan import plan
 from rag_train.training.recipe import PriceRecipe, RewardRecipe, RLRecipe, TrainRecipe
 from rag_train.training.rl.rollouts import Branch, Rollout
 from rag_train.training.rl.rows import Row, encode_rollout
@@ -219,3 +220,14 @@ def test_refuses_few_questions_and_several_processes(world: Path, tmp_path: Path
     rows, _ = question_rows(recipe.data, TOKENIZER)
     with pytest.raises(UserError, match="stage rl: trains in one process, not in 2"):
         rl_trainer(recipe, rows, TOKENIZER, tmp_path)
+
+
+def test_plan_counts_whole_generations_and_the_longest_rollouts(world: Path, tmp_path: Path):
+    recipe = recipe_for(world, tmp_path / "out")
+    rows, report = question_rows(recipe.data, TOKENIZER)
+    planned = plan(recipe, rows, report)
+    assert planned.steps == 4
+    assert planned.epoch.largest.tokens == recipe.batch_size * recipe.max_tokens
+    assert "4 steps of 8 rollouts; checkpoints" in planned.line()
+    labels = [row[0] for row in planned.table().rows]
+    assert "optimizer steps" in labels and not any(label.startswith("time") for label in labels)
