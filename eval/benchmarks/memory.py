@@ -42,6 +42,7 @@ SHAPES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
 """Sizes of the model and keys of the recipe, by the name of the shape."""
 
 MEASURE = """
+import gc
 import sys
 from pathlib import Path
 import psutil
@@ -50,6 +51,7 @@ from rag_train.training.recipe import TrainRecipe
 from rag_train.training.run import train
 small, large = (load_recipe(TrainRecipe, path) for path in sys.argv[1:])
 train(small)  # imports all libraries
+gc.collect()  # trainers are in reference cycles
 before = psutil.Process().memory_info().rss
 train(large)
 # getrusage is not used, because a process inherits the peak of the process that started it.
