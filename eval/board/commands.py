@@ -5,6 +5,7 @@ Words in capitals, such as INDEX, are left for the user to fill in.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,6 +64,8 @@ def after_training(folder: Path, finished: bool, settings: Settings) -> list[Com
     commands = [evaluate(folder, settings)]
     if stage := FOLLOWING.get(settings.get("stage", "")):
         words = [f"stage={stage}", f"model={folder}", f"output={folder}-{stage}.jsonl"]
+        same = ("questions", "held_out", "index", "sample")
+        words += [f"{key}={json.dumps(settings[key])}" for key in same if settings.get(key)]
         if settings.get("sample"):
             words.append(f"earlier={[*settings.get('earlier', []), settings['sample']]}")
         synthesis = ("synth", "deeprag", "recipes/deeprag_synth.yaml", *words)
