@@ -168,7 +168,7 @@ def test_page_fits_the_screen_and_links_to_pages_that_work(page: Browser, width:
     assert page.run("document.documentElement.scrollWidth") <= width
     url, links = page.run("[location.origin, [...document.querySelectorAll('.actions a')].map(link => link.href)]")
     assert links == [f"{url}/records/sft.jsonl", f"{url}/report/eval"]
-    for link, ready in zip(links, ("$('record')", "document.querySelector('#example h3')"), strict=True):
+    for link, shows in zip(links, ("#record h2", "#example h3"), strict=True):
         page.open(link)
-        page.wait(f"location.href.startsWith('{link}') && !!{ready}")
+        page.wait(f"location.href.startsWith('{link}') && !!document.querySelector('{shows}')")
         assert complaints(page) == []
