@@ -208,8 +208,9 @@ function plot(id, title, lines, width, sweep) {
   const high = 210;
   for (const line of lines) line.shown = thinned(line.points);
   const all = lines.flatMap(line => line.shown);
-  const steps = all.map(([step]) => step);
-  const x = scale(...span([0, ...steps]), 46, width - 14), y = scale(...span(all.map(([, value]) => value)), high - 44, 12);
+  const steps = all.map(([step]) => step), values = all.map(([, value]) => value);
+  const constant = values.every(value => value === values[0]);  // then zero is the other end
+  const x = scale(...span([0, ...steps]), 46, width - 14), y = scale(...span(constant ? [0, ...values] : values), high - 44, 12);
   const along = sweep ? lines.at(-1) : lines.reduce((a, b) => (b.points.length > a.points.length ? b : a));
   const key = line => el("span", { class: `legend ${line.style}` }, el("span", { class: "key" }), sweep ? `best so far: ${line.name}` : line.name);
   const named = lines.filter(line => (sweep ? line.best : line.name));

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 from unittest.mock import Mock
 
@@ -102,7 +103,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def page(root: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> Iterator[Browser]:
     """The board's page in the browser, with all runs open."""
     monkeypatch.setattr(service, "EVERY", 0.05)
-    with running(app(Board(root, every=0.0))) as url:
+    over = Event()
+    with running(app(Board(root, every=0.0), over=over.is_set)) as url:
         browser.open("about:blank")
         browser.events.clear()
         browser.open(f"{url}/")
@@ -110,7 +112,7 @@ def page(root: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> Itera
         browser.run("document.querySelectorAll('.run').forEach(run => { run.open = true; })")
         browser.wait("document.querySelectorAll('.plots svg').length === 2")
         yield browser
-        browser.open("about:blank")  # ends the stream, for which the server would wait
+        over.set()  # the server waits for streams at its end
 
 
 def complaints(page: Browser) -> list[dict[str, Any]]:
