@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+ROOT = Path(__file__).parent
 
 
 @cache
 def _environment() -> Environment:
     return Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader(ROOT),
         autoescape=lambda name: name is not None and name.endswith(".html.jinja"),
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -26,3 +31,17 @@ def template(path: str) -> Template:
     HTML templates escape the values that they insert. Rendering raises `jinja2.UndefinedError` for a missing value.
     """
     return _environment().get_template(path)
+
+
+def inline(*paths: str) -> tuple[Markup, str]:
+    """Join scripts or style sheets of the package into one inline element's text.
+
+    Returns the text, and its source for a content security policy that allows only this text.
+    """
+    text = "\n".join((ROOT / path).read_text(encoding="utf-8") for path in paths)
+    return Markup(text), source_of(text)
+
+
+def source_of(text: str) -> str:
+    """Return the source of an inline element's text for a content security policy."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -15,13 +15,6 @@ function el(tag, name, ...content) {
   return node;
 }
 
-function svg(tag, attributes, ...content) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  node.append(...content.flat());
-  return node;
-}
-
 const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 const present = parts => parts.flat(Infinity).filter(part => ![undefined, null, false, 0, ""].includes(part));
 
@@ -56,8 +49,9 @@ function filter() {
   show(Math.max(0, matches.indexOf(previous)));
 }
 
+/** A row of the list; records of the same question as the row above are indented. */
 function row(item, index) {
-  const option = el("div", "", el("span", "", item.title), el("span", "soft", `${item.line} · ${item.task} · ${item.outcome}`));
+  const option = el("div", matches[index - 1]?.question === item.question ? "same" : "", el("span", "", item.title), el("span", "soft", `${item.line} · ${item.task} · ${item.outcome}`));
   option.id = `row-${index}`;
   option.setAttribute("role", "option");
   option.addEventListener("click", () => show(index));
@@ -105,7 +99,7 @@ const VIEWS = {  // content of the page by type of record
   Trajectory: record => [
     record.error ? el("p", "problem", record.error) : el("p", "answer", record.answer ?? "No answer."),
     record.reasoning && el("p", "", record.reasoning),
-    plan(record.plan?.nodes ?? [], new Map(record.steps.map(step => [step.node, step.answer]))),
+    plan(record.plan?.nodes ?? [], new Map(record.steps.map(step => [step.node, step]))),
     titled("Steps", steps(record.steps)),
     titled("Outline", list(Object.entries(record.outline))),
     titled("Notes", list(Object.entries(record.notes).map(([name, note]) => [name, [note]]))),
@@ -133,10 +127,12 @@ const sided = (name, text) => el("div", name, el("span", "badge", name), el("p",
 function written(text) {
   let value;
   try { value = JSON.parse(text); } catch { return []; }
-  if (Array.isArray(value) && value.length && value.every(node => node?.id && Array.isArray(node.parents))) return plan(value, new Map());
+  if (Array.isArray(value) && value.length && value.every(node => node?.id && Array.isArray(node.parents))) return plan(value);
   const entries = Array.isArray(value) ? value.filter(entry => entry?.entity).map(entry => [entry.entity, entry.queries ?? []]) : Object.entries(value ?? {});
   return titled("Written", list(entries.map(([name, lines]) => [name, [lines].flat().map(line => typeof line === "string" ? line.trim() : JSON.stringify(line))])));
 }
+
+const plan = (nodes, answered) => nodes.length ? titled("Plan", el("div", "scroll", planGraph(nodes, answered))) : [];
 
 function steps(taken) {
   if (!taken.length) return null;
@@ -173,33 +169,6 @@ function calls(made) {
   const head = ["Module", "Calls", "Read", "Written"].map(name => el("th", "", name));
   const rows = [...modules].map(([module, sums]) => el("tr", "", el("th", "", module), sums.map(sum => el("td", "", sum.toLocaleString("en")))));
   return el("table", "", el("thead", "", el("tr", "", head)), el("tbody", "", rows));
-}
-
-// -- plans: a graph with the nodes in rows by depth; below it, the questions --
-
-function plan(nodes, answers) {
-  if (!nodes.length) return [];
-  const depth = new Map(), rows = [];
-  for (const node of nodes) {
-    const deep = 1 + Math.max(-1, ...node.parents.map(id => depth.get(id) ?? -1));
-    if (depth.has(node.id)) continue;  // of nodes with the same id, the first counts
-    depth.set(node.id, deep);
-    (rows[deep] ??= []).push(node.id);
-  }
-  const widest = Math.max(...rows.map(row => row.length)), width = 104 * widest, height = 62 * rows.length - 24;
-  const place = id => [width / 2 + 104 * (rows[depth.get(id)].indexOf(id) - (rows[depth.get(id)].length - 1) / 2), 19 + 62 * depth.get(id)];
-  const edges = nodes.flatMap(node => node.parents.filter(id => depth.has(id)).map(id => {
-    const [x1, y1] = place(id), [x2, y2] = place(node.id);
-    return svg("path", { d: `M${x1} ${y1 + 17}C${x1} ${y1 + 45} ${x2} ${y2 - 45} ${x2} ${y2 - 17}` });
-  }));
-  const boxes = [...depth.keys()].map(id => {
-    const [x, y] = place(id), name = id.trim();
-    return [svg("rect", { x: x - 44, y: y - 17, width: 88, height: 34, rx: 6 }), svg("text", { x, y }, name.length > 11 ? `${name.slice(0, 10)}…` : name)];
-  });
-  const told = nodes.map(node => node.id + (node.parents.length ? ` after ${node.parents.join(" and ")}` : "")).join(", ");
-  const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Plan: ${told}` }, edges, boxes.flat());
-  const lines = nodes.map(node => [`${node.id} ${node.question}`, [answers.get(node.id) ?? ""]]);
-  return titled("Plan", el("div", "scroll", picture), el("div", "nodes", list(lines)));
 }
 
 // -- keys --

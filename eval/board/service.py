@@ -16,12 +16,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 
-from markupsafe import Markup
-
 from rag_train.errors import UserError, not_installed
 from rag_train.eval.board.watch import Board, Reader
-from rag_train.eval.pages.matrix import csp_hash, sources, write_matrix_report
-from rag_train.templates import template
+from rag_train.eval.pages.matrix import write_matrix_report
+from rag_train.templates import inline, template
 
 try:
     from fastapi import FastAPI, Request, Response
@@ -32,7 +30,6 @@ try:
 except ImportError as error:
     raise not_installed(error) from error
 
-HERE = Path(__file__).parent
 EVERY = 1.0
 """Seconds between two looks at the files."""
 SANDBOX = (
@@ -120,12 +117,10 @@ async def _stream(board: Board, over: Callable[[], bool]) -> AsyncIterator[str]:
 
 def _page(root: Path) -> tuple[str, str]:
     """Return the page, and a content security policy that allows only its own style, script and events."""
-    style = f"{sources(['base.css'])}\n{(HERE / 'board.css').read_text(encoding='utf-8')}"
-    script = f"{sources(['helpers.js'])}\n{(HERE / 'board.js').read_text(encoding='utf-8')}"
-    page = template("eval/board/board.html.jinja").render(
-        root=str(root), style=Markup(style), script=Markup(script)
-    )
+    style, style_source = inline("eval/pages/base.css", "eval/board/board.css")
+    script, script_source = inline("eval/pages/helpers.js", "eval/board/board.js")
+    page = template("eval/board/board.html.jinja").render(root=str(root), style=style, script=script)
     return page, (
-        f"default-src 'none'; style-src '{csp_hash(style)}'; script-src '{csp_hash(script)}'; connect-src 'self'; "
+        f"default-src 'none'; style-src '{style_source}'; script-src '{script_source}'; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )

@@ -16,24 +16,44 @@ from rag_train.eval.metrics.intervals import Interval
 from rag_train.eval.metrics.summary import RunSummary
 from rag_train.table import NOTHING, Table
 
+NEAR = 0.002
+"""Difference up to which a score does not get a column of its own beside EM."""
+
 
 def main_table(runs: Sequence[RunSummary]) -> Table:
-    """Return answer scores and retrievals of each run, with intervals (DeepRAG, Tables 1 and 2)."""
+    """Return answer scores and retrievals of each run, with intervals (DeepRAG, Tables 1 and 2).
+
+    F1 and accuracy are left out if they are `NEAR` EM in every row, as with answers of one word.
+    """
+    left_out, scores = _near_em(runs)
     return Table(
         title="Answers and retrievals",
         caption="Scores in percent; mean retrievals per question, over all questions and over the questions "
         "answered correctly or incorrectly (exact match).",
-        columns=["Strategy", "EM", "F1", "Accuracy", "Retrievals", "when correct", "when incorrect"],
+        columns=["Strategy", *scores.values(), "Retrievals", "when correct", "when incorrect"],
         rows=[
             [
                 run.name,
-                *(_percent(interval) for interval in (run.em, run.f1, run.accuracy)),
+                *(_percent(getattr(run, name)) for name in scores),
                 *(_number(i) for i in (run.retrievals, run.retrievals_correct, run.retrievals_incorrect)),
             ]
             for run in runs
         ],
-        notes=[_interval_note(runs), *_error_notes(runs)],
+        notes=[*left_out, _interval_note(runs), *_error_notes(runs)],
     )
+
+
+def _near_em(runs: Sequence[RunSummary]) -> tuple[list[str], dict[str, str]]:
+    """Return a note on the scores that are `NEAR` EM in all runs, and the titles of the others by field."""
+    titles = {"em": "EM", "f1": "F1", "accuracy": "Accuracy"}
+    near = [name for name in ("f1", "accuracy") if runs and all(_near(getattr(run, name), run.em) for run in runs)]
+    names = " and ".join(titles[name] for name in near)
+    note = [f"Not shown, as within {100 * NEAR:g} points of EM in every row: {names}."] if near else []
+    return note, {name: title for name, title in titles.items() if name not in near}
+
+
+def _near(first: Interval, second: Interval) -> bool:
+    return abs(first.mean - second.mean) <= NEAR
 
 
 def decision_table(runs: Sequence[RunSummary]) -> Table:
@@ -55,13 +75,22 @@ def decision_table(runs: Sequence[RunSummary]) -> Table:
 
 
 def hops_table(runs: Sequence[RunSummary]) -> Table:
-    """Return scores and retrievals by the number of hops of the question."""
+    """Return scores and retrievals by the number of hops of the question; F1 unless it is `NEAR` EM."""
+    scores = {"em": "EM", "f1": "F1"}
+    if all(_near(h.f1, h.em) for run in runs for h in run.by_hops):
+        del scores["f1"]
     return Table(
         title="By number of hops",
         caption="Scores in percent; mean retrievals per question.",
-        columns=["Strategy", "Hops", "Questions", "EM", "F1", "Retrievals"],
+        columns=["Strategy", "Hops", "Questions", *scores.values(), "Retrievals"],
         rows=[
-            [run.name, str(h.hops), str(h.questions), _percent(h.em), _percent(h.f1), _number(h.retrievals)]
+            [
+                run.name,
+                str(h.hops),
+                str(h.questions),
+                *(_percent(getattr(h, name)) for name in scores),
+                _number(h.retrievals),
+            ]
             for run in runs
             for h in run.by_hops
         ],
@@ -247,5 +276,5 @@ def _error_notes(runs: Sequence[RunSummary]) -> list[str]:
 
 def _interval_note(runs: Sequence[RunSummary]) -> str:
     if any(len(run.seeds) > 1 for run in runs):
-        return "In brackets: 95% t-interval across seeds; for a single seed, bootstrapped over its questions."
-    return "In brackets: 95% interval, bootstrapped over questions."
+        return "In brackets: 95% t-interval across seeds, of scores within 0 and 100."
+    return "In brackets: 95% interval over questions, Wilson's for scores and bootstrapped for other means."

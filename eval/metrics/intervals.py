@@ -37,18 +37,28 @@ def bootstrap(values: Sequence[float], *, resamples: int = 2000, seed: int = 0) 
 
 
 def share(values: Sequence[float]) -> Interval:
-    """Return the interval of the mean of values in [0, 1].
+    """Return Wilson's interval of the mean of values in [0, 1].
 
-    It is bootstrapped, but if all values are 0 or all are 1, every resample is the same: it is Wilson's then.
+    It lies within [0, 1], and is not empty if all values are equal. For values between 0 and 1, such as F1, it is
+    wider than necessary: of all values with their mean, zeros and ones vary the most.
+
+    Raises ValueError if ``values`` is empty.
     """
-    interval = bootstrap(values)
-    if interval.mean not in (0.0, 1.0):
-        return interval
-    lo, hi = wilson(interval.mean, len(values))
-    return Interval(mean=interval.mean, lo=lo, hi=hi)
+    if not len(values):
+        raise ValueError("no values")
+    return share_of(float(np.sum(values)), len(values))
 
 
-def wilson(p: float, n: int) -> tuple[float, float]:
+def share_of(total: float, count: float) -> Interval:
+    """Return the interval of `share` from the sum of the values and their count; NaN if the count is 0."""
+    if not count:
+        return Interval(mean=math.nan, lo=math.nan, hi=math.nan)
+    mean = min(1.0, float(total) / float(count))
+    lo, hi = wilson(mean, count)
+    return Interval(mean=mean, lo=lo, hi=hi)
+
+
+def wilson(p: float, n: float) -> tuple[float, float]:
     """Return the ends of the 95% interval of a proportion ``p`` of ``n`` (Wilson 1927)."""
     z2 = 1.959964**2
     middle = (p + z2 / (2 * n)) / (1 + z2 / n)

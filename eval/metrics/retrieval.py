@@ -2,7 +2,7 @@
 
 Recall, precision, MRR and nDCG are those of trec_eval (through pytrec_eval); in addition, LevelRAG's success rate
 and PlanRAG's match of gold sentences. All measures are fractions in [0, 1], averaged over the questions they apply
-to, with bootstrapped 95% intervals.
+to, with Wilson's 95% intervals.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rag_train.errors import UserError, not_installed
-from rag_train.eval.metrics.intervals import Interval, bootstrap
+from rag_train.eval.metrics.intervals import Interval, share
 from rag_train.eval.metrics.measures import success, words
 from rag_train.progress import progress
 from rag_train.retrieval.base import Retriever
@@ -137,7 +137,7 @@ def evaluate_retriever(
         questions=len(questions),
         judged=sum(map(_judged, golds)),
         seconds=seconds,
-        measures={name: bootstrap(scores) for name, scores in values.items()},
+        measures={name: share(scores) for name, scores in values.items()},
     )
 
 

@@ -43,8 +43,9 @@ class Wording(Record):
 class RunSummary(Record):
     """Results of one strategy at one stage of training on one question set: a row of every table.
 
-    Intervals of a single seed are bootstrapped over questions; intervals of several seeds (`pool`) are t-intervals
-    across seeds. A field is None if it has no values, such as without correct answers or without a known boundary.
+    Intervals of a single seed are over questions, Wilson's for shares and bootstrapped for other means; intervals
+    of several seeds (`pool`) are t-intervals across seeds, of shares within [0, 1]. A field is None if it has no
+    values, such as without correct answers or without a known boundary.
     """
 
     strategy: str

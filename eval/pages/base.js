@@ -59,11 +59,11 @@ function writeAddress() {
 
 // -- configurations and cells by name --
 
-/** Returns the configurations of the selected dataset, best first by the selected measure. */
+/** Returns the configurations of the selected dataset, best first by the selected measure; of equal ones, the cheaper first. */
 function shown() {
   return index.configurations
     .filter(config => config.dataset === state.dataset)
-    .sort((a, b) => (b.overall[state.metric]?.[0] ?? -1) - (a.overall[state.metric]?.[0] ?? -1));
+    .sort((a, b) => (b.overall[state.metric]?.[0] ?? -1) - (a.overall[state.metric]?.[0] ?? -1) || a.overall.retrievals[0] - b.overall.retrievals[0]);
 }
 
 /** Names a configuration by its strategy, and by model and retriever if they differ within its dataset. */
@@ -77,6 +77,9 @@ function cellName(cell) {
   const several = cell.config.cells.length > 1;
   return cell.config.name + (several ? ` · seed ${cell.seed}` : "");
 }
+
+/** Whether two configurations have cells with the same questions. */
+const sameQuestions = (a, b) => a.cells.some(cell => b.cells.some(other => index.cells[cell].set === index.cells[other].set));
 
 const cellOf = slot => index.cells.find(cell => cell.id === state[slot]) ?? null;
 

@@ -64,13 +64,15 @@ function options(id, any, values, name) {
   $(id).value = state[id];
 }
 
-/** Shows the paired difference between A and B with its interval, and McNemar's exact test. */
+/** Shows the paired difference between A and B, with Bonett and Price's interval (2012) and McNemar's exact test. */
 function paired(n, counts) {
-  const { "10": wins = 0, "01": losses = 0 } = counts;
-  $("paired").hidden = pair.cells.length < 2 || !n;
-  const d = (wins - losses) / n, half = 1.96 * Math.sqrt(Math.max(0, (wins + losses) / n - d * d) / n);
-  const signed = value => `${value < 0 ? "−" : "+"}${percent(Math.abs(value))}`;
-  $("paired").textContent = `A − B over ${n === pair.questions.length ? "all" : "the selected"} ${plural(n, "question")}: ${signed(d)} points [${signed(d - half)}, ${signed(d + half)}] `
+  const { "10": wins = 0, "01": losses = 0 } = counts, alone = pair.cells.length < 2;
+  $("paired").hidden = !n || (alone && shown().length < 2);
+  const d = (wins - losses) / n, center = (wins - losses) / (n + 2);
+  const half = 1.96 * Math.sqrt(((wins + losses + 2) / (n + 2) - center * center) / (n + 2));
+  const signed = value => `${value < 0 ? "−" : "+"}${percent(Math.min(1, Math.abs(value)))}`;
+  $("paired").textContent = alone ? "No other configuration answered A's questions, so there is no paired comparison."
+    : `A − B over ${n === pair.questions.length ? "all" : "the selected"} ${plural(n, "question")}: ${signed(d)} points [${signed(center - half)}, ${signed(center + half)}] `
     + `${state.metric === "accuracy" ? "accuracy" : "exact match"}, McNemar's exact test p = ${mcnemar(wins, losses).toPrecision(2)}.`;
 }
 
@@ -173,11 +175,11 @@ function card(slot, cell, question, trajectory, passages) {
   const places = steps.map(step => stepItem(step, question, passages));
   return el("section", { class: `card ${slot}`, "aria-label": `${slot.toUpperCase()}: ${cellName(cell)}` },
     el("h4", {}, el("span", { class: "slot" }, slot.toUpperCase()), ` ${cellName(cell)}`),
-    el("p", { class: "final" }, el("b", {}, trajectory.answer ?? "No answer"), " ", el("span", { class: `badge ${trajectory.right ? "right" : "wrong"}` }, trajectory.right ? "✓ right" : "✗ wrong"),
+    el("p", { class: "final" }, el("b", {}, trajectory.answer || "No answer"), " ", el("span", { class: `badge ${trajectory.right ? "right" : "wrong"}` }, trajectory.right ? "✓ right" : "✗ wrong"),
       !trajectory.right && trajectory.f1 > 0 && el("span", { class: "soft" }, ` F1 ${percent(trajectory.f1)}`)),
     el("p", { class: "soft" }, cost.join(" · ")),
     trajectory.error && el("p", { class: "problem" }, trajectory.error),
-    plan?.nodes?.length > 0 && el("div", {}, el("h5", {}, "Plan"), el("div", { class: "scroll" }, planGraph(plan.nodes, steps, places))),
+    plan?.nodes?.length > 0 && el("div", {}, el("h5", {}, "Plan"), el("div", { class: "scroll" }, planGraph(plan.nodes, answered(steps, places)))),
     steps.length > 0 && el("div", {}, el("h5", {}, "Steps"), el("ol", { class: "steps" }, places)),
     Object.keys(outline).length > 0 && el("div", {}, el("h5", {}, "Outline"), listing(outline)),
     Object.keys(notes).length > 0 && el("div", {}, el("h5", {}, "Notes"), listing(Object.fromEntries(Object.entries(notes).map(([name, note]) => [name, [note]])))),
@@ -186,6 +188,11 @@ function card(slot, cell, question, trajectory, passages) {
       el("thead", {}, el("tr", {}, ["Module", "Calls", "Read", "Written"].map(title => el("th", { scope: "col" }, title)))),
       el("tbody", {}, calls.map(([module, ...numbers]) => el("tr", {}, el("th", { scope: "row" }, module), numbers.map(number => el("td", {}, number.toLocaleString("en"))))))))));
 }
+
+/** Maps a plan's nodes to their steps; a click moves to the step's place. */
+const answered = (steps, places) => new Map(steps.map((step, i) => [step.node, {
+  decision: step.retrieved ? "retrieve" : "parametric", answer: step.answer,
+  open: () => { places[i].focus(); places[i].scrollIntoView({ block: "nearest" }); } }]));
 
 const listing = entries => el("dl", {}, Object.entries(entries).flatMap(([name, lines]) => [el("dt", {}, name), ...lines.map(line => el("dd", {}, line))]));
 
@@ -213,32 +220,4 @@ function marked(text, answers) {
   const words = answers.filter(answer => answer.length > 1).map(answer => answer.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
   if (!words.length) return text;
   return text.split(new RegExp(`(?<![\\p{L}\\p{N}])(${words.join("|")})(?![\\p{L}\\p{N}])`, "giu")).map((part, i) => (i % 2 ? el("mark", {}, part) : part));
-}
-
-/** Draws a plan as a graph: nodes in rows by depth; an answered node is filled and links to its step. */
-function planGraph(nodes, steps, places) {
-  const answered = new Map(steps.map((step, i) => [step.node, { ...step, place: places[i] }]));
-  const depth = new Map(), rows = [];
-  for (const node of nodes) {
-    const deep = 1 + Math.max(-1, ...(node.parents ?? []).map(id => depth.get(id) ?? -1));
-    depth.set(node.id, deep);
-    (rows[deep] ??= []).push(node.id);
-  }
-  const widest = Math.max(...rows.map(row => row.length)), wide = Math.max(84, Math.floor(312 / widest) - 12);
-  const width = (wide + 12) * widest, height = 58 * rows.length - 20;
-  const spot = id => [width / 2 + (wide + 12) * (rows[depth.get(id)].indexOf(id) - (rows[depth.get(id)].length - 1) / 2), 58 * depth.get(id) + 18];
-  const edges = nodes.flatMap(node => (node.parents ?? []).filter(id => depth.has(id)).map(id => {
-    const [x1, y1] = spot(id), [x2, y2] = spot(node.id);
-    return svg("path", { class: "edge", d: `M${x1} ${y1 + 16}C${x1} ${y1 + 40} ${x2} ${y2 - 40} ${x2} ${y2 - 16}` });
-  }));
-  const boxes = nodes.map(node => {
-    const [x, y] = spot(node.id), done = answered.get(node.id);
-    const go = event => { event.preventDefault(); done.place.focus(); done.place.scrollIntoView({ block: "nearest" }); };
-    const told = `${node.id} ${node.question}`, most = Math.floor(wide / 6.6) - 1;
-    return svg(done ? "a" : "g", { class: done ? `node ${done.retrieved ? "retrieved" : "memory"}` : "node", ...(done && { href: "#examples", on: { click: go } }) },
-      svg("title", {}, [node.question, done?.answer].filter(Boolean).join(" → ")), svg("rect", { x: x - wide / 2, y: y - 16, width: wide, height: 32, rx: 6 }),
-      svg("text", { x, y: y + 4, "text-anchor": "middle" }, short(told, most)));
-  });
-  const told = nodes.map(node => node.id + (node.parents?.length ? ` after ${node.parents.join(" and ")}` : "")).join(", ");
-  return svg("svg", { class: "plan", width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `Plan: ${told}` }, edges, boxes);
 }

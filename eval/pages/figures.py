@@ -1,8 +1,8 @@
 """Numbers for the tables and plots of the page: an entry per configuration, which joins the seeds.
 
-Intervals are two-sided, 95%. With a single seed they are over its questions: the summary's bootstrap for scores,
-Wilson's interval for scores of a part of the questions (not empty if all answers are wrong, and conservative for
-values in [0, 1]), the normal approximation for costs. With several seeds they are t-intervals of the seeds' means.
+Intervals are two-sided, 95%. With a single seed they are over its questions: Wilson's interval for scores (not
+empty if all answers are wrong, and conservative for values in [0, 1]), the normal approximation for costs. With
+several seeds they are t-intervals of the seeds' means. All lie within the values' bounds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from rag_train.eval.matrix.cell import Cell
 from rag_train.eval.metrics.boundary import DecisionCounts
-from rag_train.eval.metrics.intervals import Interval, across_seeds, share_across_seeds, wilson
+from rag_train.eval.metrics.intervals import Interval, across_seeds, share, share_across_seeds, wilson
 from rag_train.eval.metrics.reliability import Reliability
 from rag_train.eval.metrics.scores import OPTIONAL, Score
 from rag_train.schema import Question
@@ -31,6 +31,8 @@ class CellData:
     cell: Cell
     questions: Sequence[Question]
     scores: Sequence[Score]
+    empty: int
+    """Number of questions without an answer."""
 
 
 def configurations(cells: Sequence[CellData]) -> list[dict[str, Any]]:
@@ -50,10 +52,6 @@ def configurations(cells: Sequence[CellData]) -> list[dict[str, Any]]:
 def _figures(group: Sequence[CellData]) -> dict[str, Any]:
     summaries = [data.cell.summary for data in group]
     overall = {name: interval([data.scores for data in group], name) for name in MEASURES + COSTS}
-    if len(group) == 1:
-        [summary] = summaries
-        by_bootstrap = {"em": summary.em, "f1": summary.f1, "accuracy": summary.accuracy} | summary.measures
-        overall |= {name: _triple(bootstrapped) for name, bootstrapped in by_bootstrap.items() if name in MEASURES}
     boundaries = {
         "facts": [summary.fact_boundary for summary in summaries if summary.fact_boundary],
         "cot": [summary.cot_boundary for summary in summaries if summary.cot_boundary],
@@ -62,8 +60,11 @@ def _figures(group: Sequence[CellData]) -> dict[str, Any]:
         "facts": [summary.fact_calibration for summary in summaries if summary.fact_calibration],
         "cot": [summary.cot_calibration for summary in summaries if summary.cot_calibration],
     }
+    questions = sum(len(data.questions) for data in group)
     return {
-        "questions": sum(len(data.questions) for data in group),
+        "questions": questions,
+        "unparsed": sum(summary.unparsed for summary in summaries) / questions,
+        "empty": sum(data.empty for data in group) / questions,
         "overall": overall,
         "hops": _parts(group, "hops"),
         "type": _parts(group, "type"),
@@ -88,13 +89,13 @@ def interval(samples: Sequence[Sequence[Score]], name: str) -> tuple[float, floa
     if not by_seed:
         return None
     if len(by_seed) > 1:
-        across = share_across_seeds if name in MEASURES else across_seeds
-        return _triple(across([fmean(values) for values in by_seed]))
+        means = [fmean(values) for values in by_seed]
+        return _triple(share_across_seeds(means) if name in MEASURES else across_seeds(means))
     [values] = by_seed
     if name in MEASURES:
-        return fmean(values), *wilson(fmean(values), len(values))
+        return _triple(share(values))
     half = 1.959964 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-    return fmean(values), fmean(values) - half, fmean(values) + half
+    return _triple(Interval(mean=fmean(values), lo=fmean(values) - half, hi=fmean(values) + half))
 
 
 def _value(score: Score, name: str) -> float | None:
@@ -102,7 +103,8 @@ def _value(score: Score, name: str) -> float | None:
 
 
 def _triple(interval: Interval) -> tuple[float, float, float]:
-    return interval.mean, interval.lo, interval.hi
+    """Return mean and ends; no score and no cost is below 0."""
+    return interval.mean, max(0.0, interval.lo), interval.hi
 
 
 def _parts(group: Sequence[CellData], name: str) -> list[dict[str, Any]]:

@@ -42,7 +42,8 @@ function drawOverview() {
   $("dataset").parentNode.hidden = $("dataset").options.length < 2;
   const cells = configs.flatMap(config => config.cells.map(number => [index.cells[number].id, cellName(index.cells[number])]));
   fillSelect("a", cells, state.a);
-  fillSelect("b", state.b ? cells : [["", "none"]], state.b);
+  const same = cells.filter(([id]) => index.cells.find(cell => cell.id === id).set === cellOf("a").set);
+  fillSelect("b", state.b ? same : [["", "none"]], state.b);
   choices("costs", "cost", Object.entries(COSTS));
   drawBoard();
   drawFrontier();

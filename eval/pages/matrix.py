@@ -7,8 +7,6 @@ JSON with every ``<`` escaped; the script inserts them as text nodes only.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -33,11 +31,14 @@ from rag_train.eval.pages.packing import (
     to_json,
 )
 from rag_train.schema import Question, Trajectory
-from rag_train.templates import template
+from rag_train.templates import inline, source_of, template
 
-HERE = Path(__file__).parent
-STYLES = ("base.css", "matrix.css")
-SCRIPTS = ("helpers.js", "base.js", "overview.js", "decisions.js", "examples.js", "main.js")
+STYLES = ("eval/pages/base.css", "eval/pages/matrix.css", "pages/plan.css")
+SCRIPTS = (
+    "eval/pages/helpers.js",
+    "pages/plan.js",
+    *(f"eval/pages/{name}.js" for name in ("base", "overview", "decisions", "examples", "main")),
+)
 
 ARRIVAL = 'document.dispatchEvent(new Event("arrived"))'
 """Script after the blocks of the example list: announces them to the page before the other blocks arrive."""
@@ -94,33 +95,25 @@ def _pack_cell(
 
     scores = read_answers(directory / cell.scores, Score, asked.questions, lambda score: score)
     packed = read_answers(directory / cell.trajectories, Trajectory, asked.questions, pack)
-    data = CellData(cell, asked.questions, scores)
-    return data, [answer for answer, _ in packed], [text for _, text in packed]
+    answers = [answer for answer, _ in packed]
+    empty = sum(not (answer or "").strip() for answer in answers)
+    return CellData(cell, asked.questions, scores, empty), answers, [text for _, text in packed]
 
 
 def _page(index: dict[str, Any], listed: str) -> Iterator[str]:
     """Yield the page up to the blocks of the examples; ``listed`` are the blocks of the example list."""
-    style, script = sources(STYLES), sources(SCRIPTS)
+    style, style_source = inline(*STYLES)
+    script, script_source = inline(*SCRIPTS)
     return template("eval/pages/matrix.html.jinja").generate(
-        style=Markup(style),
-        script=Markup(script),
-        style_hash=csp_hash(style),
-        script_hash=csp_hash(script),
+        style=style,
+        script=script,
+        style_hash=style_source,
+        script_hash=script_source,
         arrival=Markup(ARRIVAL),
-        arrival_hash=csp_hash(ARRIVAL),
+        arrival_hash=source_of(ARRIVAL),
         index=Markup(to_json(index).replace("<", "\\u003c")),
         listed=Markup(listed),
     )
-
-
-def sources(names: Iterable[str]) -> str:
-    """Return the contents of styles or scripts in this folder, one after the other."""
-    return "\n".join((HERE / name).read_text(encoding="utf-8") for name in names)
-
-
-def csp_hash(text: str) -> str:
-    """Return the source of an inline element for a content security policy."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _write(path: Path, parts: Iterable[str]) -> None:

@@ -4,21 +4,28 @@ const ANSWERS = ["em", "f1", "accuracy"];  // measures that every question has
 const measure = key => ({ key, title: key === "em" ? "EM" : MEASURES[key], best: -1, format: value => percent(value), of: config => config.overall[key] });
 const COLUMNS = [
   { key: "name", title: "Configuration", of: config => config.name },
+  { key: "questions", title: "n", best: -1, format: value => fixed(value, 0), of: config => config.questions },
   ...ANSWERS.map(key => ({ ...measure(key), interval: true })),
   ...Object.keys(COSTS).map(key => ({ key, title: key === "completion_tokens" ? "Written" : COSTS[key], best: 1, format: value => fixed(value, digits(key)), of: config => config.overall[key] })),
   ...Object.keys(MEASURES).filter(key => !ANSWERS.includes(key)).map(key => ({ ...measure(key), optional: true })),
   { key: "mcc", optional: true, title: "MCC", best: -1, format: value => fixed(value, 3), of: config => mcc(config) },
+  { key: "unparsed", title: "Unparsed", best: 1, format: value => percent(value), of: config => config.unparsed },
+  { key: "empty", title: "Empty", best: 1, format: value => percent(value), of: config => config.empty },
   { key: "errors", optional: true, title: "Failed", best: 1, format: value => fixed(value, 0), of: config => config.errors },
 ];
 
 const mcc = config => config.boundaries.facts?.mcc ?? null;
 const first = value => (Array.isArray(value) ? value[0] : value ?? null);
 
+/** Returns the measures that are within 0.2 points of exact match in all configurations, as with answers of one word. */
+const nearEM = configs => ["f1", "accuracy"].filter(key => configs.every(({ overall }) => Math.abs(overall[key][0] - overall.em[0]) <= 0.002));
+
 function drawBoard() {
   const configs = shown();
-  const columns = COLUMNS.filter(column => !column.optional || configs.some(config => column.of(config)));
+  const near = nearEM(configs);
+  const columns = COLUMNS.filter(column => !near.includes(column.key) && (!column.optional || configs.some(config => column.of(config))));
   const [by, direction] = (state.sort || `${state.metric}:down`).split(":");
-  const sorted = columns.find(column => column.key === by) ?? columns[1];
+  const sorted = columns.find(column => column.key === by) ?? columns.find(column => column.key === "em");
   const sign = direction === "up" ? 1 : -1;
   const value = config => first(sorted.of(config));
   configs.sort((a, b) => (value(a) === null) - (value(b) === null) || sign * (value(a) > value(b) ? 1 : value(a) < value(b) ? -1 : 0));
@@ -30,8 +37,12 @@ function drawBoard() {
   fold("board", configs.length);
   headline(configs);
   const seeds = Math.max(...configs.map(config => config.cells.length));
-  $("intervals").textContent = "EM, F1 and accuracy in percent, costs per question, with 95% intervals over the "
-    + (seeds > 1 ? `${seeds} seeds.` : "questions.");
+  const others = configs.some(config => !sameQuestions(config, cellOf("a").config));
+  $("intervals").textContent = ["Scores in percent, costs per question, with 95% intervals "
+    + (seeds > 1 ? `over the ${seeds} seeds.` : "over the questions, Wilson's for scores."),
+    near.length && `Not shown, as within 0.2 points of exact match in every row: ${near.map(key => inSentence(MEASURES[key])).join(" and ")}.`,
+    "n: questions; unparsed: share of questions in which the text of a module did not parse; empty: share without an answer.",
+    others && "≠: other questions than A's, so a difference from A may be one of the questions."].filter(Boolean).join(" ");
 }
 
 function heading(column, sign) {
@@ -46,6 +57,7 @@ function figure(column, config, most) {
   const value = column.of(config);
   if (first(value) === null) return el("td", { class: "soft" }, "–");
   const text = column.format(first(value));
+  if (column.key === "questions" && !sameQuestions(config, cellOf("a").config)) return el("td", { title: "other questions than A's" }, `${text}\u00a0≠`);
   if (!Array.isArray(value)) return el("td", {}, text);
   const interval = `95% interval ${column.format(value[1])} to ${column.format(value[2])}`;
   if (!column.interval) return el("td", { title: interval }, text);
@@ -68,14 +80,25 @@ function pick(slot, config) {
 /** Returns a title for use within a sentence: "exact match", but "F1". */
 const inSentence = title => (/^[A-Z][a-z]/.test(title) ? title[0].toLowerCase() + title.slice(1) : title);
 
+/** Says which configuration is best, and which as good one is cheapest, among those that answered the same questions. */
 function headline(configs) {
-  const best = shown()[0];
-  const at = config => `${percent(config.overall[state.metric][0])} ${ends(config.overall[state.metric], percent)}`;
-  const rivals = configs.filter(config => config.overall[state.metric]?.[2] >= best.overall[state.metric][1]);
-  const cheap = rivals.reduce((a, b) => (b.overall[state.cost][0] < a.overall[state.cost][0] ? b : a));
+  const value = config => config.overall[state.metric]?.[0] ?? null;
+  const [best] = shown();
+  const measured = configs.filter(config => value(config) !== null), compared = measured.filter(config => sameQuestions(config, best));
+  const tied = compared.filter(config => value(config) === value(best));
+  const at = config => `${percent(value(config))} ${ends(config.overall[state.metric], percent)}`;
+  const rivals = compared.filter(config => config.overall[state.metric][2] >= best.overall[state.metric][1]);
+  const cheap = rivals.reduce((a, b) => (b.overall[state.cost][0] < a.overall[state.cost][0] ? b : a), best);
   const price = config => `${fixed(config.overall[state.cost][0], digits(state.cost))} ${COSTS[state.cost].toLowerCase()}`;
-  fill($("headline"), el("b", {}, best.name), ` has the highest ${inSentence(MEASURES[state.metric])}, ${at(best)} percent, at ${price(best)} per question. `,
-    ...(cheap === best ? ["No configuration with an overlapping interval is cheaper."] : ["The cheapest configuration with an overlapping interval is ", el("b", {}, cheap.name), `, ${at(cheap)} at ${price(cheap)}.`]));
+  const title = inSentence(MEASURES[state.metric]);
+  const winner = tied.length > 1
+    ? [el("b", {}, tied.length > 3 ? `${tied.length} configurations` : tied.map(config => config.name).join(" and ")), ` tie for the highest ${title}, ${at(best)} percent. `]
+    : [el("b", {}, best.name), ` has the highest ${title}, ${at(best)} percent, at ${price(best)} per question. `];
+  const cheapest = cheap === best ? ["No configuration with an overlapping interval is cheaper. "]
+    : ["The cheapest configuration with an overlapping interval is ", el("b", {}, cheap.name), `, ${at(cheap)} at ${price(cheap)}. `];
+  const left = measured.length - compared.length;
+  fill($("headline"), ...(value(best) === 0 ? [`No configuration has a right answer: every ${title} is ${at(best)} percent. `] : [...winner, ...cheapest]),
+    left > 0 && `${plural(left, "configuration")} answered other questions and ${left > 1 ? "are" : "is"} not compared here.`);
 }
 
 // -- accuracy against cost --

@@ -7,7 +7,6 @@ also draws the plots as SVG, which follow the reader's colour scheme; this modul
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +20,17 @@ from rag_train.eval.matrix.tables import cause_table, cost_table, decision_table
 from rag_train.eval.metrics.boundary import decision_is_right, known_facts
 from rag_train.eval.metrics.summary import RunSummary, pool
 from rag_train.files import write_text
+from rag_train.pages.scale import Scale, round_ends
 from rag_train.schema import Decision, Question, Record, Step, Trajectory
 from rag_train.templates import template
 
 WIDTH, HEIGHT = 460, 300
 """Size of a plot with two axes, in SVG units; a narrow page scales it down."""
+WIDE, HIGH = 620, 400
+"""Size of the first plot."""
+OURS, ALWAYS = "deeprag, stage 2", "deeprag-retrieve, stage 2"
+"""Names of the runs that the page's first numbers compare: the trained model, and the same model when it always
+retrieves."""
 
 
 class Claim(Record):
@@ -126,6 +131,7 @@ def write_report(path: Path, results: ReportData) -> None:
         runs=runs,
         color={run.name: i % 8 for i, run in enumerate(runs)},
         tables=[Markup(table.html()) for table in tables if table.rows],
+        headlines=headlines(runs, results.claims),
         frontier=frontier(runs, results.runs),
         stepping=[run for run in runs if run.steps],
         bounded=[run for run in runs if run.fact_boundary and run.fact_boundary.total],
@@ -138,52 +144,48 @@ def write_report(path: Path, results: ReportData) -> None:
         facts=lambda example: known_facts([example.question]) | example.known,
         width=WIDTH,
         height=HEIGHT,
+        wide=WIDE,
+        high=HIGH,
     )
     write_text(path, page)
 
 
-@dataclass(frozen=True)
-class Scale:
-    """A linear map from [lo, hi] to [start, end], in SVG units, with round ticks."""
-
-    lo: float
-    hi: float
-    start: float
-    end: float
-
-    def __call__(self, value: float) -> float:
-        return round(self.start + (value - self.lo) / (self.hi - self.lo) * (self.end - self.start), 2)
-
-    def ticks(self) -> list[tuple[float, str]]:
-        """Return positions and labels of four to nine ticks, at multiples of 1, 2 or 5 times a power of ten."""
-        step = _round_step(self.hi - self.lo)
-        first, last = math.ceil(self.lo / step - 1e-9), math.floor(self.hi / step + 1e-9)
-        return [(self(i * step), f"{round(i * step, 10):,g}") for i in range(first, last + 1)]
+def headlines(runs: Sequence[RunSummary], claims: Sequence[Claim]) -> list[tuple[str, str]]:
+    """Return the numbers that say what happened, each with its meaning; ``runs`` are pooled."""
+    by_name = {run.name: run for run in runs}
+    ours, always = by_name.get(OURS), by_name.get(ALWAYS)
+    held = (f"{sum(claim.held for claim in claims)} of {len(claims)}", "claims stated before the run held")
+    if not ours or not always:
+        return [held]
+    best = max((run for run in runs if run is not ours), key=lambda run: run.em.mean)
+    right = f"of the questions answered right; {always.em.mean:.1%} if the same model always retrieves"
+    if best is not always:
+        right += f", {best.em.mean:.1%} in the best other run ({best.name})"
+    retrieved = f"retrievals a question; {always.retrievals.mean:.2f} if the same model always retrieves"
+    return [(f"{ours.em.mean:.1%}", right), (f"{ours.retrievals.mean:.2f}", retrieved), held]
 
 
-def _round_step(span: float) -> float:
-    power = 10 ** math.floor(math.log10(span / 4))
-    return max(m * power for m in (1, 2, 5) if m * power <= span / 4 * (1 + 1e-9))
-
-
-def axes(xs: Sequence[float], ys: Sequence[float]) -> tuple[Scale, Scale]:
+def axes(xs: Sequence[float], ys: Sequence[float], width: int, height: int) -> tuple[Scale, Scale]:
     """Return scales that contain all points, extended to the next ticks, and to zero if zero is near."""
-    return Scale(*_span(xs), 52, WIDTH - 14), Scale(*_span(ys), HEIGHT - 46, 14)
+    return Scale(*round_ends(xs), 52, width - 14), Scale(*round_ends(ys), height - 46, 14)
 
 
 def curve_axes(curve: Curve) -> tuple[Scale, Scale]:
     """Return the scales of a plot of training."""
-    return axes([x for series in curve.series for x in series.x], [y for series in curve.series for y in series.y])
+    xs = [x for series in curve.series for x in series.x]
+    ys = [y for series in curve.series for y in series.y]
+    return axes(xs, ys, WIDTH, HEIGHT)
 
 
-def _span(values: Sequence[float]) -> tuple[float, float]:
-    lo, hi = min(values, default=0.0), max(values, default=1.0)
-    if 0 <= lo < 0.5 * hi:
-        lo = 0.0
-    if lo == hi:
-        hi = lo + 1
-    step = _round_step(hi - lo)
-    return math.floor(lo / step + 1e-9) * step, math.ceil(hi / step - 1e-9) * step
+@dataclass(frozen=True)
+class Label:
+    """A label of a point, in SVG units; ``line`` leads from the point to a label that is not next to it."""
+
+    name: str
+    x: float
+    y: float
+    anchor: str
+    line: tuple[float, float, float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -192,8 +194,7 @@ class Frontier:
 
     x: Scale
     y: Scale
-    labels: list[tuple[str, float, float, str]]
-    """(name, x, y, text-anchor)"""
+    labels: list[Label]
     seeds: list[RunSummary]
 
 
@@ -206,38 +207,55 @@ def frontier(runs: Sequence[RunSummary], seeds: Sequence[RunSummary]) -> Frontie
     x, y = axes(
         [end for run in runs for end in (max(0.0, run.retrievals.lo), run.retrievals.hi)],
         [100 * end for run in runs for end in (max(0.0, run.em.lo), min(1.0, run.em.hi))],
+        WIDE,
+        HIGH,
     )
     points = [(run.name, x(run.retrievals.mean), y(100 * run.em.mean)) for run in runs]
     return Frontier(x, y, place_labels(points), [seed for seed in seeds if seed.name in several])
 
 
-def place_labels(points: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float, str]]:
-    """Place each label next to its point; if possible, without overlaps and inside the plot."""
-    taken = [(x - 6, y - 6, x + 6, y + 6) for _, x, y in points]
-    placed = []
-    for name, x, y in points:
-        spots = []
-        for up in (-8, 16, 4, -20, 28, -32, 40):
-            spots += [(x + 9, y + up, "start"), (x - 9, y + up, "end")]
-        best = min(spots, key=lambda spot: _clashes(_label_box(name, *spot), taken))
-        taken.append(_label_box(name, *best))
-        placed.append((name, *best))
-    return placed
+SPOTS = [(11, 4, "start"), (-11, 4, "end"), (0, -12, "middle"), (0, 21, "middle")]
+SPOTS += [
+    (side, up, end) for up in (-9, 17, -24, 32, -39, 47, -54, 62) for side, end in ((10, "start"), (-10, "end"))
+]
+"""Places of a label relative to its point, with its text-anchor; the nearest first."""
+
+
+def place_labels(points: Sequence[tuple[str, float, float]]) -> list[Label]:
+    """Place each label as near to its point as is possible without overlaps and inside the plot."""
+    marks = [(x - 6, y - 6, x + 6, y + 6) for _, x, y in points]
+    boxes: list[Box] = []
+    labels: list[Label] = []
+    for _ in range(4):  # a label may move when the labels after it have found their places
+        for i, (name, x, y) in enumerate(points):
+            taken = [*marks, *(box for j, box in enumerate(boxes) if j != i)]
+            spots = [
+                Label(name, x + across, y + up, anchor, _line(x, y, across, up)) for across, up, anchor in SPOTS
+            ]
+            best = min(spots, key=lambda label: _clashes(_label_box(label), taken))
+            labels[i : i + 1] = [best]
+            boxes[i : i + 1] = [_label_box(best)]
+    return labels
+
+
+def _line(x: float, y: float, across: float, up: float) -> tuple[float, float, float, float] | None:
+    """Return the ends of the line from a point at (x, y) to a label that is not next to it."""
+    return None if -13 < up < 22 else (x, y, x + across, y + up - 4)
 
 
 Box = tuple[float, float, float, float]
 """(left, top, right, bottom)"""
 
 
-def _label_box(name: str, x: float, y: float, anchor: str) -> Box:
-    width = 7.0 * len(name)
-    left = x - width if anchor == "end" else x
-    return left, y - 11, left + width, y + 3
+def _label_box(label: Label) -> Box:
+    width = 7.4 * len(label.name)
+    left = label.x - {"start": 0.0, "middle": width / 2, "end": width}[label.anchor]
+    return left, label.y - 12, left + width, label.y + 4
 
 
 def _clashes(box: Box, taken: Sequence[Box]) -> int:
     left, top, right, bottom = box
-    outside = left < 54 or right > WIDTH or top < 4 or bottom > HEIGHT - 46
+    outside = left < 54 or right > WIDE or top < 4 or bottom > HIGH - 46
     return 3 * outside + sum(left < b[2] and b[0] < right and top < b[3] and b[1] < bottom for b in taken)
 
 

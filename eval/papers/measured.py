@@ -11,7 +11,15 @@ from math import isnan
 import numpy as np
 
 from rag_train.eval.metrics.boundary import cot_counts, decision_statistic
-from rag_train.eval.metrics.intervals import Interval, Statistic, across_seeds, bootstrap_of, mean_of
+from rag_train.eval.metrics.intervals import (
+    Interval,
+    Statistic,
+    across_seeds,
+    bootstrap_of,
+    mean_of,
+    share_across_seeds,
+    share_of,
+)
 from rag_train.eval.metrics.measures import wording
 from rag_train.eval.metrics.scores import Score, score
 from rag_train.eval.miniworld.answers import Request
@@ -130,16 +138,18 @@ class Measurements:
         measure = self.measure(row, column, table)
         if column.metric in UNMEASURED or not self.answered(measure):
             return None
-        metric_of = statistic(column.metric)
-        if len(self.sources) == 1:
-            interval = bootstrap_of(self.addends(measure, 0), metric_of, None)
+        metric_of, share = statistic(column.metric), column.metric in PERCENT
+        seeds = [self.addends(measure, seed) for seed in range(len(self.sources))]
+        if len(seeds) > 1:
+            means = [float(metric_of(rows.sum(axis=0))) for rows in seeds]
+            interval = (share_across_seeds if share else across_seeds)(means)
+        elif share:
+            interval = share_of(*seeds[0].sum(axis=0))
         else:
-            interval = across_seeds(
-                [float(metric_of(self.addends(measure, seed).sum(axis=0))) for seed in range(len(self.sources))]
-            )
+            interval = bootstrap_of(seeds[0], metric_of, None)
         if isnan(interval.mean):
             return None
-        scale = 100.0 if column.metric in PERCENT else 1.0
+        scale = 100.0 if share else 1.0
         return Interval(mean=scale * interval.mean, lo=scale * interval.lo, hi=scale * interval.hi)
 
     def answered(self, measure: RowMeasure) -> bool:

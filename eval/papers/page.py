@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
 from typing import get_args
-
-from markupsafe import Markup
 
 from rag_train.eval.metrics.intervals import Interval
 from rag_train.eval.miniworld.answers import Request
@@ -25,6 +23,8 @@ from rag_train.table import Table
 from rag_train.templates import template
 
 VERDICTS: tuple[OrderingVerdict, ...] = get_args(OrderingVerdict)
+CLAIM_VERDICTS = ("holds", "holds in part", "fails", "cannot be told apart", "not run")
+"""Verdicts on claims, as `ClaimSummary.verdict` gives them."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def reproduce(paper: str | None, id: str | None, sources: Sequence[Source], outp
         if claim.table == table_id and claim.worse_table
     ]
     asyncio.run(measurements.run([*(published for _, _, published in chosen), *compared]))
-    tables = [measured_table(name, table_id, published, measurements) for name, table_id, published in chosen]
+    tables = {(name, id): measured_table(name, id, published, measurements) for name, id, published in chosen}
     verdicts = [
         ordering
         for name in dict.fromkeys(name for name, _, _ in chosen)
@@ -79,11 +79,12 @@ def reproduce(paper: str | None, id: str | None, sources: Sequence[Source], outp
     ]
     claims = claims_table(by_claim(verdicts))
     about = sources[0].about()
-    text = "\n".join([*(f"{line}\n" for line in about), *(table.markdown() for table in [claims, *tables])])
+    text = "\n".join(f"{line}\n" for line in about)
+    text += "\n" + "\n".join(table.markdown() for table in [claims, *tables.values()])
     dumped = json.dumps([ordering.model_dump(mode="json") for ordering in verdicts], indent=1)
     for suffix, content in (("md", text), ("json", dumped + "\n"), ("html", page(verdicts, tables, about))):
         write_text(output / f"reproduction.{suffix}", content)
-    for table in tables if id else []:
+    for table in tables.values() if id else []:
         console.print(table)
     console.print(claims)
     console.print(f"wrote {output / 'reproduction.html'}")
@@ -143,17 +144,18 @@ def claims_table(claims: Sequence[ClaimSummary]) -> Table:
     )
 
 
-def page(verdicts: Sequence[Ordering], tables: Sequence[Table], about: Sequence[str]) -> str:
-    """Return the page as one HTML file that needs no network."""
+def page(verdicts: Sequence[Ordering], tables: Mapping[tuple[str, str], Table], about: Sequence[str]) -> str:
+    """Return the page as one HTML file that needs neither network nor script; ``tables`` are by paper and id."""
     claims = by_claim(verdicts)
     return template("eval/pages/reproduction.html.jinja").render(
         papers={
             name: [claim for claim in claims if claim.first.paper == name]
-            for name in dict.fromkeys(claim.first.paper for claim in claims)
+            for name in dict.fromkeys(name for name, _ in tables)
         },
+        verdicts=CLAIM_VERDICTS,
         total=Counter(claim.verdict for claim in claims),
         about=about,
-        tables=[Markup(table.html()) for table in tables],
+        tables=tables,
         shown=shown,
         tone={"holds": "right", "fails": "wrong"},
     )

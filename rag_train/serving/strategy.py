@@ -8,8 +8,6 @@ the ``outline`` when they change.
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import json
 import logging
 import socket
@@ -17,7 +15,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -28,10 +25,11 @@ from rag_train.llm.replicas import retry_for
 from rag_train.schema import Question, Record, Trajectory
 from rag_train.strategies.base import Kit, Strategy, watcher
 from rag_train.strategies.registry import STRATEGIES, build, parse_strategy
+from rag_train.templates import inline, template
 
 try:
     from fastapi import FastAPI, HTTPException, Request, Response
-    from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, StreamingResponse
+    from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
     from starlette.exceptions import HTTPException as AnyHTTPException
     from starlette.requests import ClientDisconnect
 
@@ -154,10 +152,7 @@ def app(
     started = int(time.time())
 
     @api.api_route("/", methods=["GET", "HEAD"])
-    async def show(request: Request) -> Response:
-        # The page asks the question in its address at once, so that a link on another site would ask it too.
-        if request.url.query and request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-            return RedirectResponse(request.url.path, 303)
+    async def show() -> Response:
         return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
     @api.get("/health")
@@ -351,11 +346,10 @@ def _check_settings(spec: str) -> None:
 
 
 def _page() -> tuple[str, str]:
-    """Return the page, and a content security policy that allows only the page's own script."""
-    page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    script = page.partition("<script>")[2].partition("</script>")[0]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return page, (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    """Return the page, and a content security policy that allows only the page's own script and style."""
+    style, style_source = inline("serving/page.css", "pages/plan.css")
+    script, script_source = inline("serving/page.js", "pages/plan.js")
+    return template("serving/page.html.jinja").render(style=style, script=script), (
+        f"default-src 'none'; script-src '{script_source}'; style-src '{style_source}'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )

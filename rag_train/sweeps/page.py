@@ -1,25 +1,30 @@
-"""The results of a sweep as a table, and as an HTML page with parallel coordinates that needs no network."""
+"""The results of a sweep as a table, and as an HTML page with plots that needs no network."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from rag_train.files import write_text
+from rag_train.pages.scale import Choices, Scale, label, round_ends
 from rag_train.sweeps.file import Sweep
 from rag_train.sweeps.study import Trial, best_of
 from rag_train.table import NOTHING, Table
 from rag_train.templates import template
+from rag_train.training.result import RESULT
 
-STRIDE, TOP, BOTTOM = 170, 44, 330
-"""Distance between axes, and the heights of their upper and lower ends, in SVG units."""
+STRIDE, TOP, BOTTOM = 210, 44, 330
+"""Distance between the axes of the parallel coordinates, and the heights of their ends, in SVG units."""
+WIDTH, HEIGHT = 360, 260
+"""Size of a plot of the metric, in SVG units."""
+POINTS = 200
+"""Maximum number of points of a training's curve."""
 
 
 def trials_table(sweep: Sweep, trials: list[Trial]) -> Table:
@@ -28,7 +33,7 @@ def trials_table(sweep: Sweep, trials: list[Trial]) -> Table:
     rows = [
         [
             str(trial.number),
-            *(_label(value) for value in trial.parameters.values()),
+            *(label(value) for value in trial.parameters.values()),
             NOTHING if trial.value is None else f"{trial.value:.6g}",
             f"{trial.seconds:.0f}",
             trial.state,
@@ -47,84 +52,74 @@ def trials_table(sweep: Sweep, trials: list[Trial]) -> Table:
 
 
 @dataclass(frozen=True)
-class Axis:
-    """A vertical axis; ``ticks`` are (height, label), ``at`` returns the height of a value."""
-
-    name: str
-    x: int
-    ticks: list[tuple[float, str]]
-    at: Callable[[Any], float]
-
-
-@dataclass(frozen=True)
 class Line:
-    """A trial's line: its points, its shade from 1 to 5 (the best fifth), and its tooltip."""
+    """A trial's lines: its class, which says its rank, its tooltip, and the curve of its training."""
 
-    points: str
-    shade: int
-    best: bool
+    trial: Trial
+    rank: str
     tooltip: str
+    curve: list[tuple[float, float]]
 
 
 def write_page(path: Path, sweep: Sweep, trials: list[Trial]) -> None:
-    """Write the page to ``path``. Its axes are the parameters that vary and the metric; its lines, the finished
-    trials."""
+    """Write the page to ``path``, in the directory of the sweep.
+
+    It has the best trial's command; the finished trials in parallel coordinates, whose axes are the parameters that
+    vary and the metric; the metric against each parameter; and its course during the trainings.
+    """
     ranked = best_of(sweep, trials)
     varied = {name: d for name, d in sweep.space.items() if not d.single()}
-    axes = [_parameter_axis(name, d, 70 + STRIDE * i) for i, (name, d) in enumerate(varied.items())]
     values = [trial.value for trial in ranked if trial.value is not None]
-    axes.append(_number_axis(sweep.metric, 70 + STRIDE * len(axes), values, log=False))
-    lines = []
-    for rank, trial in enumerate(ranked):
-        point = [*(trial.parameters[name] for name in varied), trial.value]
-        lines.append(
-            Line(
-                points=" ".join(f"{axis.x},{axis.at(value)}" for axis, value in zip(axes, point, strict=True)),
-                shade=5 - rank * 5 // len(ranked),
-                best=rank == 0,
-                tooltip=f"trial {trial.number}: "
-                + ", ".join(f"{axis.name} {_label(value)}" for axis, value in zip(axes, point, strict=True)),
-            )
-        )
+    lines = [_line(path.parent, sweep, trial, rank, len(ranked)) for rank, trial in enumerate(ranked)]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    metric = Scale(low, high if high > low else low + 1.0, BOTTOM, TOP)
+    axes = [*((name, _scale(d, BOTTOM, TOP)) for name, d in varied.items()), (sweep.metric, metric)]
     page = template("sweeps/page.html.jinja").render(
         title=sweep.path.stem,
         sweep=sweep,
-        axes=axes,
+        best=ranked[0] if ranked else None,
+        command=shlex.join(sweep.command(ranked[0].parameters, "report_to=none")) if ranked else "",
+        axes=[(110 + STRIDE * i, name, scale) for i, (name, scale) in enumerate(axes)],
         lines=lines[::-1],  # drawn in this order, so that the best trial is on top
+        y=Scale(*round_ends(values), HEIGHT - 46, 14),
+        scatters=[(name, _scale(d, 62, WIDTH - 24)) for name, d in varied.items()],
+        course=_course([point for line in lines for point in line.curve]),
         table=Markup(trials_table(sweep, trials).html()),
-        width=140 + STRIDE * (len(axes) - 1),
-        top=TOP,
-        bottom=BOTTOM,
+        label=label,
+        size=(200 + STRIDE * (len(axes) - 1), TOP, BOTTOM, WIDTH, HEIGHT),
     )
     write_text(path, page)
 
 
-def _parameter_axis(name: str, distribution: BaseDistribution, x: int) -> Axis:
+def _line(directory: Path, sweep: Sweep, trial: Trial, rank: int, count: int) -> Line:
+    values = {**trial.parameters, sweep.metric: trial.value}
+    tooltip = f"trial {trial.number}: " + ", ".join(f"{name} {label(value)}" for name, value in values.items())
+    curve = _curve(directory / f"{trial.number:04d}" / RESULT, sweep.metric)
+    return Line(trial, f"s{5 - rank * 5 // count}" if rank else "best", tooltip, curve)
+
+
+def _curve(result: Path, metric: str) -> list[tuple[float, float]]:
+    """Return steps and values of a metric during a training, at most `POINTS`; nothing without its result."""
+    if not result.exists():
+        return []
+    training = json.loads(result.read_text())
+    entries = training["validation" if metric.startswith("eval_") else "losses"]
+    points = [(entry["step"], entry[metric]) for entry in entries if metric in entry]
+    return [points[i * len(points) // POINTS] for i in range(POINTS)] if len(points) > POINTS else points
+
+
+def _course(points: Sequence[tuple[float, float]]) -> tuple[Scale, Scale] | None:
+    """Return the axes of the trainings' curves, or None without any."""
+    if not points:
+        return None
+    steps, values = zip(*points, strict=True)
+    return Scale(*round_ends(steps), 62, 2 * WIDTH - 24), Scale(*round_ends(values), HEIGHT - 46, 14)
+
+
+def _scale(distribution: BaseDistribution, start: float, end: float) -> Scale | Choices:
+    """Return the scale of a parameter."""
     if isinstance(distribution, CategoricalDistribution):
-        numbers = [choice for choice in distribution.choices if isinstance(choice, int | float)]
-        choices = sorted(numbers) if len(numbers) == len(distribution.choices) else list(distribution.choices)
-        heights = [_between(i / (len(choices) - 1)) for i in range(len(choices))]
-        ticks = [(height, _label(choice)) for height, choice in zip(heights, choices, strict=True)]
-        return Axis(name, x, ticks, lambda value: heights[choices.index(value)])
+        numbers = all(isinstance(choice, int | float) for choice in distribution.choices)
+        return Choices(sorted(distribution.choices) if numbers else list(distribution.choices), start, end)
     assert isinstance(distribution, IntDistribution | FloatDistribution)
-    return _number_axis(name, x, [distribution.low, distribution.high], log=distribution.log)
-
-
-def _number_axis(name: str, x: int, values: Sequence[float], *, log: bool) -> Axis:
-    """Return an axis from the lowest to the highest of ``values``, with five ticks."""
-    scale, back = (math.log, math.exp) if log else (float, float)
-    low, high = (scale(f(values, default=0.0)) for f in (min, max))
-    span = high - low or 1.0
-    ticks = [(_between(i / 4), _label(back(low + i / 4 * span))) for i in range(5)]
-    return Axis(name, x, ticks, lambda value: _between((scale(value) - low) / span))
-
-
-def _between(share: float) -> float:
-    return round(BOTTOM - share * (BOTTOM - TOP), 1)
-
-
-def _label(value: Any) -> str:
-    """Format a value: a float with four digits, text without quotes, any other value as JSON."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return value if isinstance(value, str) else json.dumps(value)
+    return Scale(distribution.low, distribution.high, start, end, distribution.log)

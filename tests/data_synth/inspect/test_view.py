@@ -72,6 +72,8 @@ def test_page_shows_trajectories_and_obeys_keys_and_filters(browser: Browser, sh
         assert (part in shown) == (part != "P(search)")
     assert browser.run("document.querySelectorAll('#record svg path').length") == 2
     assert browser.run("document.querySelectorAll('#record svg rect').length") == 3
+    boxes = "[...document.querySelectorAll('#record .node p')].map(box => box.textContent)"
+    assert browser.run(boxes) == ["Q1.1 a?", "Q1.2 b?", f"Q2.1 {INJECTION}"]
     assert browser.run("document.title") == "runs.jsonl"
     assert browser.run("document.querySelectorAll('script').length") == 2
 
@@ -103,9 +105,9 @@ def test_page_shows_every_type_of_record(browser: Browser, show, tmp_path: Path)
     plan = json.dumps([{"id": "Q1.1", "question": "a?", "parents": []}, {"id": "Q2.1", "question": "b?", "parents": ["Q1.1"]}])  # fmt: skip  # noqa: E501
     parametric = Step(subquery="Who?", decision="parametric", answer="Ann", retrieve_probability=0.25)  # pyright: ignore
     records = [
-        example("1", "Plan it", plan),
+        example("1/plan", "Plan it", plan),
         example("2", "Split it", '{"thought": "so", "retrieve": true}'),
-        example("3", "Search it", steps=[parametric], answer="Ann"),
+        example("1/search", "Search it", steps=[parametric], answer="Ann"),
     ]
     path = write(tmp_path / "sft.jsonl", records)
     write(Path(f"{path}.rejected.jsonl"), [Rejected(id="r", reason="no right trajectory", text=INJECTION)])
@@ -114,7 +116,9 @@ def test_page_shows_every_type_of_record(browser: Browser, show, tmp_path: Path)
     assert browser.run("document.querySelectorAll('#record svg rect').length") == 2
     assert browser.run("document.querySelector('#record mark').textContent") == f" {plan}\n"
     assert browser.run("document.querySelector('#record details summary').textContent") == "Instruction"
-    wanted = [["thought", "true"], ["P(search) 0.25", "knew", "Ann"], [INJECTION, "no right trajectory"]]
+    rows = browser.run("[...document.querySelectorAll('#list > *')].map(row => row.className)")
+    assert rows == ["", "same", "", ""]
+    wanted = [["P(search) 0.25", "knew", "Ann"], ["thought", "true"], [INJECTION, "no right trajectory"]]
     for parts in wanted:
         browser.run("document.querySelector('#list').focus()")
         browser.press("ArrowDown")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.browser import Browser, chromium
-from support.matrices import EVIL, SIZE, Made
+from support.matrices import EVIL, SIZE, Made, add_cell, numbered
 
 from rag_train.eval.metrics.boundary import known_facts
 from rag_train.eval.metrics.intervals import mcnemar
@@ -66,9 +66,14 @@ def texts_of(page: Browser, selector: str) -> list[str]:
 def test_overview(made: Made, page: Browser):
     assert texts_of(page, "#board tbody th") == ["planner", "decider", EVIL]
     rates = [sum(made.right[name]) / SIZE for name in ("planner", "decider")]
-    assert [text[:4] for text in texts_of(page, "#board tbody td:nth-child(3)")[:2]] == [
+    assert [text[:4] for text in texts_of(page, "#board tbody td:nth-child(4)")[:2]] == [
         f"{100 * r:.1f}" for r in rates
     ]
+    headings = texts_of(page, "#board thead th")[2:]
+    assert headings[:3] == ["n", "EM▾", "Retrievals"]  # F1 and accuracy equal exact match
+    empty = 100 * sum(not right for right in made.right["decider"]) / SIZE
+    row = dict(zip(headings, texts_of(page, "#board tbody tr:nth-child(2) td:not(.picks)"), strict=True))
+    assert (row["n"], row["Unparsed"], row["Empty"]) == (str(SIZE), "0.0", f"{empty:.1f}")
     assert page.run("document.querySelectorAll('#frontier .point').length") == 3
     page.run("document.querySelector('#board [data-key=\"sort-tokens\"]').click()")
     assert texts_of(page, "#board tbody th") == [EVIL, "decider", "planner"]
@@ -145,9 +150,9 @@ def test_example(made: Made, page: Browser):
     assert all(step.subquery in left and step.answer in left for step in made.trajectories["planner"][13].steps)
     assert "✓ retrieved, fact unknown" in left and "✗ from memory, fact unknown" in right
     assert "2 retrievals · 2 rounds · 2 calls · 220 tokens" in left and "makes things" in right
-    assert texts_of(page, ".plan .node text") == ["Q1.1 who?", "Q1.2 when?", "Q2.1 where?"]
+    assert texts_of(page, ".plan .node p") == ["Q1.1 who?", "Q1.2 when?", "Q2.1 where?"]
     assert page.run("document.querySelectorAll('.plan .edge').length") == 2
-    assert page.run("document.querySelectorAll('.plan .retrieved').length") == 2
+    assert page.run("document.querySelectorAll('.plan .retrieve').length") == 2
     page.run("document.querySelector('.plan a').dispatchEvent(new MouseEvent('click', {cancelable: true}))")
     assert page.run("document.activeElement === document.querySelector('#example .steps li')")
     assert (
@@ -211,9 +216,9 @@ def test_keyboard(made: Made, page: Browser):
     page.press("ArrowLeft")
     page.press("Enter", shift=True)
     assert page.run("state.b") == made.ids[EVIL] and page.run("document.activeElement.dataset.key") == "frontier"
-    page.run("document.querySelector('[data-key=\"sort-f1\"]').focus()")
+    page.run("document.querySelector('[data-key=\"sort-empty\"]').focus()")
     page.press("Enter")
-    assert page.run("[document.activeElement.dataset.key, state.sort]") == ["sort-f1", "f1:down"]
+    assert page.run("[document.activeElement.dataset.key, state.sort]") == ["sort-empty", "empty:up"]
     assert_quiet(page, made)
 
 
@@ -260,3 +265,25 @@ def test_matrix_with_a_single_cell(made: Made, page: Browser, tmp_path: Path):
     page.wait("!!document.querySelector('#example h3')")
     assert [text[:7] for text in texts_of(page, "#outcomes label")] == ["All400", "A right", "A wrong"]
     assert len(texts_of(page, "#example .card")) == 1 and page.run("$('paired').hidden")
+
+
+def test_cells_with_other_questions_or_without_right_answers(page: Browser, tmp_path: Path):
+    a = add_cell(tmp_path, "a", numbered(0, 1, 2, 3), [None] * 4)
+    add_cell(tmp_path, "b", numbered(0, 1, 2, 3), ["no"] * 4)
+
+    def opened() -> str:
+        write_matrix_report(tmp_path / "page.html", tmp_path)
+        page.open("about:blank")
+        page.open((tmp_path / "page.html").as_uri())
+        page.wait("!!document.querySelector('#example h3')")
+        return page.run("$('headline').textContent")
+
+    assert opened() == "No configuration has a right answer: every exact match is 0.0 [0.0, 49.0] percent. "
+    assert texts_of(page, "#frontier .tick")[:6] == ["0", "10", "20", "30", "40", "50"]
+    assert page.run("$('paired').textContent").startswith("A − B over all 4 questions: +0.0 points [−")
+    add_cell(tmp_path, "c", numbered(4, 5), ["yes", "no"])
+    assert opened().endswith("2 configurations answered other questions and are not compared here.")
+    assert page.run("$('paired').textContent").startswith("No other configuration answered A's questions")
+    update(page, a=a.id)
+    assert texts_of(page, "#board tbody td:nth-child(3)") == ["2\N{NO-BREAK SPACE}≠", "4", "4"]
+    assert texts_of(page, "#b option") == ["s · a", "s · b"]

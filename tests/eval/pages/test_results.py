@@ -5,16 +5,20 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
+from support.browser import chromium
+from support.paths import ROOT
 from support.trajectories import COT, EVIL, QUESTIONS, RUN
 
 from rag_train.eval.matrix.tables import decision_table, main_table
-from rag_train.eval.metrics.summary import summarize
+from rag_train.eval.metrics.summary import pool, summarize
 from rag_train.eval.pages.results import (
     Claim,
     Example,
     Provenance,
     ReportData,
+    headlines,
     load_results,
     save_results,
     write_report,
@@ -47,3 +51,27 @@ def test_page_escapes_every_text(tmp_path: Path):
         assert "<script>" not in table.html()
         assert all((table.markdown(), table.latex(), table.csv()))
         Console(file=io.StringIO()).print(table)
+
+
+@pytest.mark.browser
+def test_first_screen_has_three_numbers_and_the_plot(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory):
+    """U12: the plot was below the fold, its labels far from their points, and F1 and accuracy repeated EM."""
+    data = load_results(ROOT / "docs/results/demo.json")
+    runs = pool(data.runs)
+    assert [number for number, _ in headlines(runs, data.claims)] == ["53.6%", "1.57", "5 of 5"]
+    assert main_table(runs).columns[:3] == ["Strategy", "EM", "Retrievals"]
+    write_report(tmp_path / "demo.html", data)
+    with chromium(tmp_path_factory.mktemp("profile")) as browser:
+        browser.resize(1300, 800)
+        browser.open((tmp_path / "demo.html").as_uri())
+        browser.wait("document.readyState === 'complete'")
+        assert browser.run("document.querySelector('.first').getBoundingClientRect().bottom") <= 800
+        boxes = "[...document.querySelectorAll('.point-label')].map(node => node.getBBox())"
+        apart = "a === b || a.x >= b.x + b.width || b.x >= a.x + a.width"
+        apart += " || a.y + 3 >= b.y + b.height || b.y + 3 >= a.y + a.height"
+        assert browser.run(f"(boxes => [boxes.length, boxes.every(a => boxes.every(b => {apart}))])({boxes})") == [
+            9,
+            True,
+        ]
+        browser.resize(400, 800)
+        assert browser.run("document.documentElement.scrollWidth") <= 400

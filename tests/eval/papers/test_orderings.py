@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -88,6 +89,19 @@ def test_tables_show_printed_and_measured_numbers(tmp_path):
     em, retrievals = row.split("|")[2:4]
     assert em.split("/")[0].strip() == "48.1" and "100" in em.split("/")[1]
     assert retrievals.split("/")[0].strip() == "1.09" and retrievals.split("/")[1].strip().startswith("1 ")
+    page = (tmp_path / "reproduction.html").read_text()
+    assert '<span class="printed">48.1</span> / <span class="measured">100' in page
+    assert '<a href="#deeprag-table2">table2</a>' in page and 'id="deeprag-table2"' in page
+    assert '<td class="printed">' in page and "<script" not in page and 'id="show-1"' in page
+
+
+def test_intervals_of_shares_lie_between_0_and_100(tmp_path):
+    """U4: with two seeds that differ, the t-interval of exact match reached from -585 to 685."""
+    for sources in ([deeprag_wins, lambda request, i: False], [lambda request, i: False]):
+        reproduce("deeprag", "table2", [Scripted(right) for right in sources], tmp_path)
+        [row] = [r for r in (tmp_path / "reproduction.md").read_text().splitlines() if r.startswith("| DeepRAG |")]
+        low, high = re.findall(r"[-\d.e]+", row.split("|")[2].split("/")[1])[1:]
+        assert 0 <= float(low) < float(high) <= 100
 
 
 def test_all_tables_request_every_question_set_model_and_role():

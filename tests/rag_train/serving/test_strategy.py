@@ -361,12 +361,10 @@ def test_rejects_bodies_that_are_not_json(url: str, sent: bytes):
     check_error(response.json(), 400, "as JSON in UTF-8")
 
 
-def test_foreign_pages_can_neither_ask_nor_link_to_a_question(url: str):
+def test_foreign_pages_cannot_ask(url: str):
+    """A link to a question only fills the form, see `fill` and `ask` below."""
     asked = httpx.post(f"{url}/v1/chat/completions", json=body("q"), headers={"Origin": "http://page.example"})
     check_error(asked.json(), asked.status_code, "another site's page")
-    linked = httpx.get(f"{url}/?q=why", headers={"Sec-Fetch-Site": "cross-site"})
-    assert (linked.status_code, linked.headers["location"]) == (303, "/")
-    assert httpx.get(f"{url}/?q=why", headers={"Sec-Fetch-Site": "none"}).status_code == 200
     assert httpx.head(url).status_code == 200
 
 
@@ -440,10 +438,19 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield opened
 
 
+def fill(browser: Browser, url: str, **fields: str) -> None:
+    """Open the page with a question or a strategy in its address."""
+    browser.open("about:blank")
+    browser.open(f"{url}/#{urlencode(fields)}")
+    browser.wait("typeof strategies !== 'undefined' && strategies.length > 0")
+
+
 def ask(browser: Browser, url: str, question: str, strategy: str) -> str:
-    """Open the page with a question in its address and return the HTML after the answer."""
-    browser.open(f"{url}/?{urlencode({'q': question, 'strategy': strategy})}")
-    browser.wait("typeof run !== 'undefined' && run?.ended")
+    """Open the page with a question in its address, ask it, and return the HTML after the answer."""
+    fill(browser, url, q=question, strategy=strategy)
+    assert browser.run("[run, $('question').value, $('strategy').value]") == [None, question, strategy]
+    browser.run("$('ask').click()")
+    browser.wait("run?.ended")
     return browser.run("document.documentElement.outerHTML")
 
 
@@ -457,31 +464,40 @@ def test_page_shows_an_answer(url: str, questions: list[str], browser: Browser):
         assert f">{step.subquery}</p>" in shown and f">{step.answer}</p>" in shown
         assert all(passage.text in shown for passage in step.passages)
     assert f">{sum(call.prompt_tokens for call in trajectory.calls):,}</td>" in shown
+    tokens = sum(call.prompt_tokens + call.completion_tokens for call in trajectory.calls)
+    assert f"{trajectory.retrievals} retrievals, {len(trajectory.calls)} calls, {tokens:,} tokens, " in shown
+    sources = {p.title for step in trajectory.steps for p in step.passages if f" {trajectory.answer}" in p.text}
+    assert sources == set(browser.run("[...document.querySelectorAll('#sources button')].map(b => b.textContent)"))
+    assert f"<mark>{trajectory.answer}</mark>" in shown
 
 
 def test_page_shows_hostile_text_as_text(url: str, browser: Browser):
     page = ask(browser, url, EVIL, "hostile")
     assert "<title>rag-train</title>" in page and "<img" not in page and page.count("<script") == 1
     assert page.count("&lt;img src=x onerror=") >= 4 * 5 + 12  # steps; plan, outline, notes, calls and others
-    assert page.count("<rect ") == 4 and page.count("<path ") == 3 and page.count('<a href="#step-') == 4
+    assert page.count("<rect ") == 4 and page.count("<path ") == 3 and page.count('<a class="node retrieve"') == 4
 
 
 def test_page_shows_steps_as_they_arrive_and_stops_from_the_keyboard(url: str, browser: Browser):
     Staged.gate.clear()
-    browser.open(f"{url}/?strategy=staged")
-    browser.wait("typeof run !== 'undefined' && $('strategy').value === 'staged'")
+    fill(browser, url, strategy="staged")
     browser.call("Input.insertText", text="What is it?")
     browser.press("Enter")
     browser.wait("document.querySelectorAll('.step').length === 1")
     assert not browser.run("run.ended") and browser.run("$('status').textContent").startswith("Working: 1 step, ")
-    assert browser.run("document.querySelector('#plan a').textContent") == "a? What is it?Q1.1"
+    assert "No answer" not in browser.run("document.body.innerText")
+    assert browser.run("$('steps').lastElementChild.textContent") == "The next step is running."
+    assert browser.run("document.querySelector('#plan a p').textContent") == "Q1.1 a?"
     assert browser.run("document.querySelectorAll('#plan rect').length") == 2
     assert browser.run("document.querySelector('#outline dl').textContent") == "entityknown"
     Staged.gate.set()
     browser.wait("document.querySelectorAll('.step').length === 2 && run.ended")
     assert browser.run("document.querySelectorAll('#steps > li').length") == 2
     assert browser.run("$('answer').textContent") == "What is it?"
-    assert browser.run("location.search") == "?q=What+is+it%3F&strategy=staged"
+    assert browser.run("location.hash") == "#q=What+is+it%3F&strategy=staged"
+    browser.run("document.querySelector('#plan a').dispatchEvent(new MouseEvent('click', {cancelable: true}))")
+    assert browser.run("document.activeElement.id") == "step-1"
+    browser.run("$('question').focus()")
 
     Staged.gate.clear()
     Staged.cancelled.clear()
@@ -491,18 +507,23 @@ def test_page_shows_steps_as_they_arrive_and_stops_from_the_keyboard(url: str, b
     browser.wait("run.ended")
     assert Staged.cancelled.wait(60)
     assert browser.run("$('problem').textContent") == "Stopped."
+    answers = "[...$('past').tBodies[0].rows].map(row => row.cells[2].textContent)"
+    assert browser.run(answers) == ["Stopped.", "What is it?"]
+    browser.run("$('past').querySelectorAll('button')[1].click()")
+    assert browser.run("[$('answer').textContent, $('problem').hidden]") == ["What is it?", True]
+    assert browser.run("document.querySelectorAll('.step').length") == 2
 
 
 def test_page_asks_for_the_key(world: World, model: Path, browser: Browser):
     with running(app(opening(world, model), "direct", access=Access("secret"))) as address:
-        browser.open(f"{address}/?q=What+is+it%3F&strategy=direct")
+        browser.open(f"{address}/#q=What+is+it%3F&strategy=direct")
         browser.wait("typeof run !== 'undefined' && !$('keyed').hidden && !$('problem').hidden")
         assert browser.run("$('problem').textContent").startswith("no valid API key")
         browser.run("$('key').focus()")
         browser.call("Input.insertText", text="secret")
         browser.press("Enter")
         browser.wait("run?.ended")
-        assert browser.run("run.finished") and browser.run("$('problem').hidden")
+        assert browser.run("run.trajectory !== null") and browser.run("$('problem').hidden")
 
 
 @pytest.mark.parametrize("width", [320, 400, 1200])
@@ -517,6 +538,9 @@ def test_page_fits_the_screen(url: str, browser: Browser, width: int):
 def test_page_shows_errors(url: str, browser: Browser):
     for strategy, said in (("failing", "no answer within 1 s"), ("guess", "unknown strategy 'guess'")):
         assert said in ask(browser, url, "q", strategy).partition('role="alert">')[2].partition("</p>")[0]
+    fill(browser, url)
+    browser.run("document.querySelector('#examples button').click()")
+    assert browser.run("[run, $('question').value]") == [None, browser.run("EXAMPLES[0][0]")]
 
 
 def test_page_is_self_contained(url: str):

@@ -7,6 +7,8 @@ import csv
 import fcntl
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -24,7 +26,7 @@ from rag_train.errors import UserError
 from rag_train.sweeps.file import load_sweep
 from rag_train.sweeps.page import trials_table, write_page
 from rag_train.sweeps.run import run_sweep
-from rag_train.sweeps.study import Study, Trial, total_trials
+from rag_train.sweeps.study import Study, Trial, best_of, total_trials
 from rag_train.train import main
 
 LR = {"distribution": "log_uniform_values", "min": 1e-4, "max": 1e-2}
@@ -217,7 +219,8 @@ def test_ranks_trials_on_held_out_examples(write_sweep, tmp_path: Path):
     assert "on held-out examples, of the weights kept" in (tmp_path / "out" / "sweep.html").read_text()
 
 
-def test_page_escapes_text_and_has_a_line_for_each_finished_trial(write_sweep, tmp_path: Path):
+def test_page_escapes_text_and_draws_each_finished_trial(write_sweep, tmp_path: Path):
+    """U12: labels were struck through by lines, and nothing showed the course of a training or the best command."""
     sweep = load_sweep(write_sweep(description="<script>alert(1)</script>"))
     trials = [
         outcome(Trial(i, {"dpo.beta": [0.1, 0.4][i % 2], "lr": 1e-4 * (i + 1), "lora.r": i + 1})) for i in range(7)
@@ -225,6 +228,16 @@ def test_page_escapes_text_and_has_a_line_for_each_finished_trial(write_sweep, t
     for shown in ([], trials[:1], trials[1:2], trials):
         write_page(tmp_path / "sweep.html", sweep, shown)
         page = (tmp_path / "sweep.html").read_text()
-        assert page.count("<polyline") == sum(trial.state == "finished" for trial in shown)
+        finished = sum(trial.state == "finished" for trial in shown)
+        assert page.count("<polyline") == finished and page.count("<circle") == 3 * finished
         assert "<script" not in page and "<b>" not in page and "http" not in page.replace("http-equiv", "")
+    assert page.count('<rect class="behind"') > 12  # a background for every label of the parallel coordinates
+    command = sweep.command(best_of(sweep, trials)[0].parameters, "report_to=none")
+    assert f'<pre tabindex="0">{shlex.join(command)}</pre>' in page
+    (tmp_path / "0000").mkdir()
+    losses = [{"step": step, "rewards/margins": step / 100} for step in range(1, 1000)]
+    (tmp_path / "0000/training.json").write_text(json.dumps({"losses": losses, "validation": []}))
+    write_page(tmp_path / "sweep.html", sweep, trials)
+    *_, course = re.findall('<polyline class="[^"]*" points="([^"]*)"', (tmp_path / "sweep.html").read_text())
+    assert len(course.split()) == 200
     assert trials_table(sweep, trials).rows[0][0] == "6"
