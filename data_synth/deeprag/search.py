@@ -42,6 +42,9 @@ class SearchConfig:
     match: Literal["exact", "contains"] = "exact"
     """When an answer is correct. exact: it equals an accepted answer after normalisation; contains: it contains an
     accepted answer."""
+    verify: bool = False
+    """End a branch whose answer contains no answer of the question's annotated decomposition, so that no trajectory
+    is right by luck. Questions without a decomposition are searched as usual. Ours."""
     gold_fallback: bool = False
     """If no trajectory is correct, try one more that retrieves at each step and is given the gold passages."""
     max_tokens: int = 64
@@ -172,7 +175,7 @@ class TreeSearch:
                 self._children(controller, node, node.subquery, Decision.PARAMETRIC),
                 self._children(controller, node, node.subquery, Decision.RETRIEVE),
             )
-            node.children = parametric + retrieved
+            node.children = [child for child in parametric + retrieved if self._may_be_right(child, question)]
 
     async def _children(self, controller: Controller, node: Node, subquery: str, decision: Decision) -> list[Node]:
         passages: list[Passage] = []
@@ -227,6 +230,11 @@ class TreeSearch:
             )
             node = Node(steps=(*node.steps, step))
         return None
+
+    def _may_be_right(self, node: Node, question: Question) -> bool:
+        if not self._config.verify or not question.decomposition:
+            return True
+        return contains(node.steps[-1].answer, [gold.short for gold in question.decomposition])
 
     def _is_correct(self, answer: str, question: Question) -> bool:
         match = exact_match if self._config.match == "exact" else contains

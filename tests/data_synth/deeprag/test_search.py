@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from support.fakes import OnePassage, Says, TreeModel
 
 from rag_train.data_synth.deeprag.search import SearchConfig, TreeSearch, leaves, nodes
-from rag_train.llm.base import Completion, Sampling
+from rag_train.formats import deeprag
+from rag_train.llm.base import Completion, Sampling, Usage
 from rag_train.retrieval.batching import AsyncRetriever
-from rag_train.schema import Question
+from rag_train.schema import GoldStep, Question
 from rag_train.strategies.deeprag import DeepRAG
 
 QUESTION = Question(id="q", question="Which?", answers=["right"])
@@ -58,6 +59,31 @@ def test_expands_nodes_in_order_of_retrievals():
             if prompt.endswith("\n"):
                 seen.append((seed, prompt.count("Let's search")))
     assert seen == sorted(seen)
+
+
+def test_verified_search_keeps_no_trajectory_that_is_right_by_luck():
+    """The model's memory is wrong, its reading right, and its final answer right in any case."""
+
+    class Lucky(TreeModel):
+        async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+            steps = deeprag.parse(prompt.partition("\n")[2]).steps
+            if prompt.endswith(deeprag.INTERMEDIATE):
+                text = " Lima." if deeprag.SEARCH in prompt else " Rome."
+            else:
+                text = f"{deeprag.FINAL} right" if steps else f"{deeprag.FOLLOW_UP} Of which capital?"
+            return Completion(text=text, token_ids=(0,), usage=Usage(1, 1), stop="\n")
+
+    gold = GoldStep(subquery="What is the capital?", answer="It is Lima.", value="Lima")
+
+    def kept(question: Question, *, verify: bool) -> str:
+        searcher = TreeSearch(Lucky(0), AsyncRetriever(OnePassage()), SearchConfig(verify=verify))  # pyright: ignore
+        best = asyncio.run(searcher.search(question, PROMPT)).best
+        assert best is not None
+        return best.steps[0].answer
+
+    annotated = QUESTION.model_copy(update={"decomposition": [gold]})
+    assert kept(annotated, verify=False) == kept(QUESTION, verify=True) == "Rome."
+    assert kept(annotated, verify=True) == "Lima."
 
 
 def test_keeps_lines_that_fit_no_format():
