@@ -111,7 +111,7 @@ def test_saved_recipe_reads_back_equal(recipe_file: Path, tmp_path: Path):
         ("  r: 8", "  r: '8'", '{file}, line 8: lora.r: input should be a valid integer, not "8"; give int'),
         ("lr: 1e-5", "lr: 0", "{file}, line 5: lr: input should be greater than 0, not 0; give float"),
         ("stage: sft", "stage: ppo",
-         "{file}, line 1: stage: input should be 'sft' or 'dpo', not \"ppo\"; give sft|dpo"),
+         "{file}, line 1: stage: input should be 'sft', 'dpo' or 'rl', not \"ppo\"; give sft|dpo|rl"),
         ("epochs: 1\n", "", "{file}, line 1: missing key 'epochs'; add `epochs: <float>` "
          "(Passes over the data (the authors use 1 for sft, 8 for dpo).)"),
         ("sft.jsonl", "gone.jsonl",
@@ -242,4 +242,5 @@ def test_only_the_recipe_is_required(capsys: pytest.CaptureFixture[str]):
 def test_shipped_recipes_are_valid(path: Path, tmp_path: Path):
     (tmp_path / "data.jsonl").write_text("")
     recipe = load_recipe(TrainRecipe, path, [f"data={tmp_path / 'data.jsonl'}"])
-    assert recipe.stage == ("dpo" if path.stem.endswith("_dpo") else "sft")
+    stages = {"dpo": path.stem.endswith("_dpo"), "rl": path.stem.startswith("rl")}
+    assert recipe.stage == next((stage for stage, named in stages.items() if named), "sft")

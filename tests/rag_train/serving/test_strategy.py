@@ -546,4 +546,5 @@ def test_page_shows_errors(url: str, browser: Browser):
 def test_page_is_self_contained(url: str):
     response = httpx.get(url)
     assert "script-src 'sha256-" in response.headers["content-security-policy"]
-    assert "innerHTML" not in response.text and "://" not in response.text.replace("http://www.w3.org/2000/svg", "")
+    text = re.sub(r"http://www\.w3\.org/(2000/svg|1999/xhtml)", "", response.text)
+    assert "innerHTML" not in text and "://" not in text
