@@ -146,6 +146,7 @@ def metrics(output: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("updates", [1, 2])
+@pytest.mark.slow
 def test_resumed_run_equals_uninterrupted_run(world: Path, tmp_path: Path, updates: int, monkeypatch):
     """The rollouts after the checkpoint are sampled again, with the same seeds and weights."""
     whole = recipe_for(world, tmp_path / "whole", **COSTS, save_steps=2, updates=updates, epochs=1)
@@ -161,6 +162,7 @@ def test_resumed_run_equals_uninterrupted_run(world: Path, tmp_path: Path, updat
 
 
 @pytest.mark.parametrize("credit", ["trajectory", "tree"])
+@pytest.mark.slow
 def test_a_price_lowers_the_retrieval_rate(mini_world: World, mini_model: Path, tmp_path: Path, credit: str):
     """Answers have no value, and a search has a price: the mini model, which decides at random, stops searching."""
     write(tmp_path / "rl.jsonl", [q for q in mini_world.questions("train") if q.hops == 2][:24])
