@@ -6,13 +6,17 @@
  */
 function planGraph(nodes, answered = new Map()) {
   const WIDE = 176, HIGH = 60, ACROSS = 12, DOWN = 32;
-  const element = (namespace, tag, attributes, ...children) => {
-    const node = document.createElementNS(namespace, tag);
+  const draw = (tag, attributes, ...children) => {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
     for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
     node.append(...children);
     return node;
   };
-  const draw = element.bind(null, "http://www.w3.org/2000/svg"), write = element.bind(null, "http://www.w3.org/1999/xhtml");
+  const write = (tag, ...children) => {
+    const node = document.createElement(tag);
+    node.append(...children);
+    return node;
+  };
   const places = new Map(), rows = [];
   for (const node of nodes) {
     if (places.has(node.id)) continue;  // of nodes with the same id, the first counts
@@ -31,7 +35,7 @@ function planGraph(nodes, answered = new Map()) {
     const box = draw(open ? "a" : "g", { class: `node ${decision}`, ...(open && { href: "#" }) },
       draw("title", {}, [question, answer].filter(Boolean).join(" → ")),
       draw("rect", { x, y, width: WIDE, height: HIGH, rx: 6 }),
-      draw("foreignObject", { x, y, width: WIDE, height: HIGH }, write("p", {}, write("b", {}, id), ` ${question}`)));
+      draw("foreignObject", { x, y, width: WIDE, height: HIGH }, write("p", write("b", id), ` ${question}`)));
     if (open) box.addEventListener("click", event => { event.preventDefault(); open(); });
     return box;
   });
