@@ -42,7 +42,7 @@ COMMANDS = (
     "rag-train report runs/eval report.html",
     "rag-train board runs --port $PORT",
 )
-EVERY = {"train": 40, "test": 200}
+EVERY = {"train": 400, "test": 200}
 """One question in so many is taken from the mini world's files."""
 CODES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 ADDRESS = re.compile(rb"http://127\.0\.0\.1:\d+/?(?=\s)")

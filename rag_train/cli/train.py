@@ -33,6 +33,7 @@ def train(
     With several GPUs, give the same arguments to `accelerate launch -m rag_train.train`. Run
     `python -m rag_train.train --help` for all keys of a recipe.
     """
+    from rag_train.progress import console
     from rag_train.training.recipe import load_train_recipe
     from rag_train.training.result import summary_line
     from rag_train.training.run import dry_run as plan
@@ -44,6 +45,8 @@ def train(
         return
     if device:
         raise UserError(f"--device {device}: only with --dry-run; a run takes the devices that it finds")
+    # The libraries take seconds to import.
+    console.print(f"stage {loaded.stage}: {loaded.model} on {loaded.data}", markup=False, soft_wrap=True)
     result = run(loaded)
     report(as_json, asdict(result), summary_line(result))
 
