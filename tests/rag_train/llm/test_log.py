@@ -101,7 +101,10 @@ def test_transformers_prints_only_our_line(model: Path, tmp_path: Path):
     assert "Loading weights" in log.read_text()
 
 
-@pytest.mark.parametrize(("kind", "name"), [("vllm", "vLLM"), ("transformers", "transformers")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [pytest.param("vllm", "vLLM", marks=pytest.mark.release), ("transformers", "transformers")],
+)
 @pytest.mark.engine
 def test_broken_checkpoint_error_names_the_log_file(broken: Path, kind: str, name: str, tmp_path: Path):
     out, err, log = run(START_BROKEN, broken, kind, tmp_path)

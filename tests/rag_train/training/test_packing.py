@@ -378,6 +378,7 @@ def test_resumed_run_keeps_order_of_rows(work: Path, tmp_path: Path, monkeypatch
     assert_same_weights(tmp_path / "whole", tmp_path / "broken", 0)
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_two_processes_give_losses_and_weights_of_one(work: Path, tmp_path: Path):
     packed = {"batch_size": 1, "sft": SFTRecipe(pack_tokens=300)}
