@@ -15,6 +15,7 @@ from rag_train.llm.checkpoint import check_adapter, check_checkpoint, encode, lo
 from rag_train.llm.log import log_file, starting
 from rag_train.llm.processes import tie
 from rag_train.progress import console
+from rag_train.provenance import cores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -97,6 +98,8 @@ class VLLMEngine:
                 f"max_lora_rank={max_lora_rank}: not supported by vLLM; use a rank of at most {LORA_RANKS[-1]}"
             )
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        if cores() <= 2:  # on CPUs, vLLM keeps a core for its scheduler, and would compute on the other one only
+            os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
         with starting("vLLM", model):
             try:
                 import torch
