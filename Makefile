@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo demo-seeds real strategies teacher-data fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-hostile bench-memory bench-retrieval retrievers attack audit lock docs clean bench-scale bench-real first-hour
+.PHONY: help demo demo-seeds real strategies teacher-data fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-hostile bench-memory bench-retrieval retrievers attack audit lock docs clean bench-scale first-hour
 
 help:
 	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
@@ -29,7 +29,6 @@ help:
 	@echo "make bench-memory    the memory estimate of training compared with measured peaks"
 	@echo "make bench-training  calibration and imitation on trees compared with TRL's trainers"
 	@echo "make first-hour      the commands of a newcomer's first hour, timed, in an empty folder"
-	@echo "make bench-real      training and generation on SmolLM2 compared with TRL and vLLM's offline interface"
 	@echo "make retrievers DATA=DIR       recall and speed of every retriever on real questions"
 	@echo "make bench-retrieval DATA=DIR  retrieval at a million passages compared with other tools"
 
@@ -122,9 +121,6 @@ bench-training: .venv/.ready
 
 first-hour: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.first_hour
-
-bench-real: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.real_model
 
 retrievers: .venv/.ready
 	test -d runs/reranker || $(BIN)/python -m rag_train.eval.benchmarks.train_reranker --data $(DATA)
