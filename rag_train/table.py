@@ -154,6 +154,11 @@ class Table:
         )
 
 
+def gib(size: float) -> str:
+    """Return a number of bytes in GiB."""
+    return f"{size / 2**30:,.1f} GiB"
+
+
 def estimates(caption: str, rows: Iterable[tuple[str, str]], assumptions: Sequence[str]) -> Table:
     """Return the table of a dry run: what a command would take, and the assumptions as notes."""
     return Table("Dry run", caption, ["", "estimate"], [list(row) for row in rows], list(assumptions))

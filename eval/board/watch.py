@@ -77,7 +77,7 @@ class Reader:
 
 
 class Board:
-    """The runs below ``root``. They are read at most every ``every`` seconds, whatever the number of readers."""
+    """The runs below ``root``. They are read at most once in ``every`` seconds, for all readers together."""
 
     def __init__(self, root: Path, every: float = 1.0):
         self.root, self._every = root, every

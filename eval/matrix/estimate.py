@@ -14,14 +14,14 @@ from pathlib import Path
 
 from rag_train.eval.matrix.answers import Answers
 from rag_train.eval.matrix.cell import CellName
-from rag_train.eval.matrix.run import for_model, stores, with_retrievers
+from rag_train.eval.matrix.run import for_model, open_kits, stores
 from rag_train.questions.load import at_most
 from rag_train.resumable import cost
 from rag_train.retrieval.base import Retriever
 from rag_train.schema import Question, Trajectory
 from rag_train.strategies.bounds import BOUNDS, Bound
-from rag_train.strategies.kit import KitConfig, open_kit
-from rag_train.strategies.registry import BUDGET, build, parse_strategy
+from rag_train.strategies.kit import KitConfig
+from rag_train.strategies.registry import BUDGET, parse_strategy
 from rag_train.table import NOTHING, Table
 
 SHARE = 100
@@ -94,10 +94,7 @@ async def estimate_matrix(
         }
         if not lacking:
             continue
-        async with open_kit(model_config, dict(next(iter(retrievers.values())))) as opened:
-            kits = {name: with_retrievers(opened, by_kind) for name, by_kind in retrievers.items()}
-            for name in lacking:  # raises UserError before the first question is asked
-                build(name.strategy, kits[name.retriever])
+        async with open_kits(model_config, retrievers, lacking) as kits:
             for name, missing in lacking.items():
                 few = at_most(missing, max(LEAST, len(missing) // SHARE), seed)
                 with tempfile.TemporaryDirectory() as folder:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,11 +72,7 @@ async def run_matrix(
             check_cell(output, name, datasets[name.dataset], answers[name].settings)
         lacking = [name for name in names if answers[name].missing(datasets[name.dataset])]
         if lacking:
-            first = next(iter(retrievers.values()))
-            async with open_kit(model_config, dict(first)) as opened:
-                kits = {name: with_retrievers(opened, by_kind) for name, by_kind in retrievers.items()}
-                for name in lacking:  # raises UserError before the first question is asked
-                    build(name.strategy, kits[name.retriever])
+            async with open_kits(model_config, retrievers, lacking) as kits:
                 for name in lacking:
                     try:
                         await answers[name].ask(kits[name.retriever], datasets[name.dataset])
@@ -168,8 +165,22 @@ def _weights(place: str) -> str:
     return weights_sha256(place) or place
 
 
-def with_retrievers(kit: Kit, retrievers: Mapping[str, Retriever]) -> Kit:
-    """Return ``kit`` with these retrievers, by kind, the main one first."""
+@asynccontextmanager
+async def open_kits(
+    config: KitConfig, retrievers: Mapping[str, Mapping[str, Retriever]], cells: Iterable[CellName]
+) -> AsyncIterator[dict[str, Kit]]:
+    """Start the engine of ``config``, and yield its kit with each of the retrievers, by name.
+
+    Raises UserError, before any question is asked, if the requirements of a cell's strategy are not met.
+    """
+    async with open_kit(config, dict(next(iter(retrievers.values())))) as opened:
+        kits = {name: _with_retrievers(opened, by_kind) for name, by_kind in retrievers.items()}
+        for name in cells:
+            build(name.strategy, kits[name.retriever])
+        yield kits
+
+
+def _with_retrievers(kit: Kit, retrievers: Mapping[str, Retriever]) -> Kit:
     fronts = {kind: AsyncRetriever(retriever) for kind, retriever in retrievers.items()}
     others = {kind: front for kind, front in fronts.items() if kind}
     return replace(kit, retriever=next(iter(fronts.values())), retrievers=others)

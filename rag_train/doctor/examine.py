@@ -12,6 +12,7 @@ from typing import Any
 from rag_train.doctor import machine
 from rag_train.doctor.packages import PARTS, TORCH, Package, Part, accelerators, import_problem, installed
 from rag_train.network import begin_reaching_hub, hub_address
+from rag_train.table import gib
 
 USES = {"serve": "serving", "lora": "training adapters (LoRA)", "train": "training all parameters"}
 
@@ -83,11 +84,7 @@ def _processor() -> Finding:
 
 
 def _space(name: str, found: machine.Space, where: str) -> Finding:
-    return Finding(name, asdict(found), f"{_gib(found.total)}, {_gib(found.free)} free{where}")
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:,.1f} GiB"
+    return Finding(name, asdict(found), f"{gib(found.total)}, {gib(found.free)} free{where}")
 
 
 def _network(hub: str, problem: str | None) -> Finding:
@@ -106,7 +103,7 @@ def _caches() -> Finding:
 
 
 def _accelerators(devices: list[machine.Accelerator]) -> Finding:
-    lines = [f"{device.name}, {_gib(device.memory)}{', bf16' * device.bf16}" for device in devices]
+    lines = [f"{device.name}, {gib(device.memory)}{', bf16' * device.bf16}" for device in devices]
     return Finding("accelerators", [asdict(device) for device in devices], "; ".join(lines) or "none")
 
 

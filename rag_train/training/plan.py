@@ -20,7 +20,7 @@ from accelerate import PartialState
 from datasets import Dataset
 
 from rag_train.errors import UserError
-from rag_train.table import Table, estimates
+from rag_train.table import Table, estimates, gib
 from rag_train.training.data import DataReport
 from rag_train.training.devices import UTILISATION, Device, device_called
 from rag_train.training.epoch import Epoch, Pass, epoch
@@ -126,12 +126,12 @@ class Plan:
     def line(self) -> str:
         """Return the plan in a line, as a run prints it before the weights are loaded."""
         trained = self.model.trained(self.recipe.lora)
-        full = f", of which {_gib(self.free)} are free" if self.disk > self.free else ""
+        full = f", of which {gib(self.free)} are free" if self.disk > self.free else ""
         data = "" if self.recipe.rl else f", {_short(self.tokens)} tokens per epoch, {self._share} of them trained"
         return (
-            f"model {_short(self.model.parameters)}, trained {_short(trained)}, about {_gib(self.memory.total)} "
-            f"per device of {_gib(self.available)}; {self.steps:,} steps of {self.batch:,} {self.unit}{data}; "
-            f"checkpoints of {_gib(self.checkpoint)}, up to {_gib(self.disk)} of disk{full}"
+            f"model {_short(self.model.parameters)}, trained {_short(trained)}, about {gib(self.memory.total)} "
+            f"per device of {gib(self.available)}; {self.steps:,} steps of {self.batch:,} {self.unit}{data}; "
+            f"checkpoints of {gib(self.checkpoint)}, up to {gib(self.disk)} of disk{full}"
         )
 
     @property
@@ -191,12 +191,12 @@ class Plan:
             "logits": f"{predicted:,} tokens",
         }
         for name in PARTS:
-            yield f"memory: {name}, {labels[name]}", _gib(getattr(self.memory, name))
-        yield "memory: libraries and workspaces", _gib(RUNTIME)
-        yield "memory per device, peak", f"{_gib(self.memory.total)} of {_gib(self.available)}"
-        yield "disk: a checkpoint", _gib(self.checkpoint)
-        free = "" if math.isinf(self.free) else f" of {_gib(self.free)} free"
-        yield "disk: in all, at the most", f"{_gib(self.disk)}{free}"
+            yield f"memory: {name}, {labels[name]}", gib(getattr(self.memory, name))
+        yield "memory: libraries and workspaces", gib(RUNTIME)
+        yield "memory per device, peak", f"{gib(self.memory.total)} of {gib(self.available)}"
+        yield "disk: a checkpoint", gib(self.checkpoint)
+        free = "" if math.isinf(self.free) else f" of {gib(self.free)} free"
+        yield "disk: in all, at the most", f"{gib(self.disk)}{free}"
         if self.device and self.seconds is not None:
             yield f"time on {self.sharding.processes} × {self.device.name}", duration(self.seconds)
 
@@ -268,15 +268,15 @@ def check(found: Plan, recipe: TrainRecipe, rows: Dataset) -> None:
     """
     if recipe.check_memory and found.memory.total > found.available:
         raise UserError(
-            f"model {recipe.model}: training needs about {_gib(found.memory.total)} per device, which has "
-            f"{_gib(found.available)}; {_remedy(found, recipe, rows)} shard over more devices "
+            f"model {recipe.model}: training needs about {gib(found.memory.total)} per device, which has "
+            f"{gib(found.available)}; {_remedy(found, recipe, rows)} shard over more devices "
             "(launch/accelerate/zero3.yaml, zero3_offload.yaml); check_memory=false skips this check"
         )
     if found.checkpoint > found.free:
         adapters = "" if recipe.lora else ", or train adapters (lora.r=16)"
         raise UserError(
-            f"output_dir {recipe.output_dir}: a checkpoint takes about {_gib(found.checkpoint)}, and its disk has "
-            f"{_gib(found.free)} free; free space, choose another disk{adapters}"
+            f"output_dir {recipe.output_dir}: a checkpoint takes about {gib(found.checkpoint)}, and its disk has "
+            f"{gib(found.free)} free; free space, choose another disk{adapters}"
         )
 
 
@@ -320,10 +320,6 @@ def _remedies(recipe: TrainRecipe) -> list[tuple[str, TrainRecipe]]:
         together, texts = replace(together, **change), [*texts, text]
         remedies.append((" ".join(texts), together))
     return remedies
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:,.1f} GiB"
 
 
 def _short(count: float) -> str:
