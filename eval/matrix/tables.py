@@ -67,8 +67,8 @@ def decision_table(runs: Sequence[RunSummary]) -> Table:
         title="Decisions and the knowledge boundary",
         caption="The positive class is not retrieving. CoT: one decision per question; a question is known if "
         "the chain of thought without retrieval answers it exactly (DeepRAG, appendix B.2). Facts: one decision "
-        "per step; a fact is known if the model's training text contains it. Unmatched steps ask for no fact of "
-        "the boundary.",
+        "per step; a fact is known if the model's training text contains it (mini world) or if the starting model "
+        "was measured to know it (atlas). Unmatched steps ask for no fact of the boundary.",
         columns=["Strategy", "Boundary", "F1", "Accuracy", "Balanced acc.", "MCC", "Decisions", "Unmatched steps"],
         rows=rows,
     )

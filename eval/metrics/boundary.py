@@ -1,8 +1,8 @@
 """Decisions to retrieve, compared with the knowledge boundary: what the model knows without retrieval.
 
 The boundary has two definitions. "CoT": the model knows a question if its chain of thought without retrieval
-answers it exactly (DeepRAG, appendix B.2). "Facts": the model knows a fact if its training text contains it, which
-only the mini world can tell.
+answers it exactly (DeepRAG, appendix B.2). "Facts": the model knows a fact if its training text contains it (mini
+world), or if its answers to several prompts were measured to agree and to be right (atlas).
 """
 
 from __future__ import annotations
