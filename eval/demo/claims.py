@@ -1,6 +1,6 @@
 """Claims stated before a run and decided by the 95% interval of a paired difference over all seeds' questions.
 
-Questions about one film or person are resampled together, because they are not independent.
+Questions about one film, person or place are resampled together, because they are not independent.
 """
 
 from __future__ import annotations
@@ -41,9 +41,16 @@ class PairedClaim:
         return f"{'held    ' if self.held else 'not held'} {self.text}: {self.evidence}"
 
 
-def clusters(questions: Sequence[Sequence[Question]]) -> list[str]:
-    """Return, for the questions of every seed in turn, the seed and the film or person that each is about."""
-    return [f"{i}/{q.decomposition[0].entity}" for i, seed in enumerate(questions) for q in seed]
+def clusters(questions: Sequence[Sequence[Question]], *, one_world: bool = False) -> list[str]:
+    """Return what each question is about, for the questions of every seed in turn.
+
+    Entities of different seeds are different, unless all seeds ask about ``one_world``.
+    """
+    return [
+        q.decomposition[0].entity if one_world else f"{i}/{q.decomposition[0].entity}"
+        for i, seed in enumerate(questions)
+        for q in seed
+    ]
 
 
 def pooled(scores: Sequence[Sequence[Score]]) -> list[Score]:

@@ -73,7 +73,7 @@ def run_demo(
     results = [asyncio.run(_run_seed(recipe, seed, work, scratch)) for seed in seeds]
     runs = [run for result in results for run in result.runs]
     first = results[0]
-    decided = claims(results, recipe.first_stage)
+    decided = claims(results, recipe.first_stage, one_world=recipe.atlas is not None)
     data = ReportData(
         title=f"DeepRAG in the {'atlas' if recipe.atlas else 'mini world'}",
         summary=_summary(recipe, seeds, results),
@@ -227,12 +227,12 @@ def _timer(timings: dict[str, float], seed: int) -> Callable[[str], Any]:
     return step
 
 
-def claims(results: Sequence[SeedResult], first: str) -> list[PairedClaim]:
+def claims(results: Sequence[SeedResult], first: str, *, one_world: bool = False) -> list[PairedClaim]:
     """Return the paper's claims (Tables 1 to 3, Figure 5), decided over the questions of all seeds.
 
-    The baselines ran on the model of stage ``first``.
+    The baselines ran on the model of stage ``first``. ``one_world``: see `clusters`.
     """
-    about = clusters([result.questions for result in results])
+    about = clusters([result.questions for result in results], one_world=one_world)
 
     def scores(name: str) -> list[Score]:
         return pooled([score(result.questions, result.trajectories[name]) for result in results])

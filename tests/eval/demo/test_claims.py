@@ -26,3 +26,4 @@ def test_seeds_are_pooled_with_distinct_questions_and_clusters():
     scores = score([question], [Trajectory(question_id="q", question="Who?", strategy="direct", answer="A")])
     assert [s.question_id for s in pooled([scores, scores])] == ["0/q", "1/q"]
     assert clusters([[question], [question]]) == ["0/Moby Dick", "1/Moby Dick"]
+    assert clusters([[question], [question]], one_world=True) == ["Moby Dick", "Moby Dick"]
