@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rag_train.atlas.facts import share
 from rag_train.data_synth.deeprag.cold_start import ColdStartConfig
 from rag_train.eval.demo.recipe import AtlasRecipe, DemoRecipe, MiniWorldRecipe
 from rag_train.eval.miniworld.lab import multi_hop
@@ -95,13 +96,18 @@ def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path
     from rag_train.atlas.facts import load_atlas
     from rag_train.atlas.knowledge import facts_of, measure
     from rag_train.atlas.passages import corpus
-    from rag_train.atlas.questions import questions
+    from rag_train.atlas.questions import home, questions
     from rag_train.llm.packaged import checkpoint_of
 
     atlas = load_atlas()
     asked = one_answer(questions(atlas, recipe.split, seed))[: recipe.test_questions]  # pyright: ignore[reportArgumentType]
     train = one_answer(questions(atlas, "train", seed))
-    cold = recipe.cold_start.questions if recipe.cold_start else 0
+    homes = {entity.name: home(atlas, entity).id for entity in atlas.entities.values()}
+    cold, *searched = ([q for q in train if third(q, homes) == number] for number in range(3))
+    # The search keeps every trajectory that ends in the right answer. Comparisons have two answers to guess
+    # from: most of their kept trajectories would be wrong on the way.
+    stages = zip((recipe.stage1, recipe.stage2), searched, strict=True)
+    chains = [[q for q in own if q.type == "chain"][: stage.questions] for stage, own in stages]
 
     async def known(llm: LLM, output: Path) -> Known:
         measured = await measure(atlas, facts_of(atlas, asked), llm, output)
@@ -109,17 +115,25 @@ def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path
 
     return DemoWorld(
         index=BM25Index.build(corpus(atlas)),
-        # The search keeps every trajectory that ends in the right answer. Comparisons have two answers to guess
-        # from: most of their kept trajectories would be wrong on the way.
-        train=[question for question in train[cold:] if question.type == "chain"],
+        train=[question for own in chains for question in own],
         asked=asked,
         model=checkpoint_of(settings.model, work),
         known=known,
         engine={"max_context": 2048},
         instructed=("cot",),
-        cold=train[:cold],
+        cold=cold[: recipe.cold_start.questions] if recipe.cold_start else [],
         cold_start=ColdStartConfig(retrieve_share=settings.retrieve_share),
     )
+
+
+def third(question: Question, homes: Mapping[str, str]) -> int | None:
+    """Return which third of the countries a question is about, or None if it is about several thirds.
+
+    A model knows the facts that an earlier stage has trained on, and not those of the test questions. The cold
+    start, Stage I and Stage II therefore have a third each. ``homes``: the country of each entity.
+    """
+    thirds = {int(3 * share(f"third {homes[step.entity]}")) for step in question.decomposition}
+    return thirds.pop() if len(thirds) == 1 else None
 
 
 def one_answer(questions: list[Question]) -> list[Question]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from itertools import zip_longest
 
 from rag_train.atlas.facts import Atlas, Entity, Split, Value
 from rag_train.atlas.passages import is_mentioned
 from rag_train.atlas.wordings import CHAINS, COMPARISONS, RELATIONS, Comparison, Relation
 from rag_train.schema import GoldStep, Question
 
-SIZES: dict[Split, int] = {"train": 3000, "dev": 400, "test": 1200}
+SIZES: dict[Split, int] = {"train": 4500, "dev": 400, "test": 1200}
 """Questions of each split, compound ones included."""
 COMPARED, COMPOUND = 0.2, 0.1
 """Shares of the comparisons and of the compound questions."""
@@ -20,7 +21,8 @@ def questions(atlas: Atlas, split: Split, seed: int = 0) -> list[Question]:
     """Return the questions of a split in a seeded random order.
 
     Every entity of a question, bridging ones included, is of the split. Each chain has about as many questions as
-    any other, as far as there are entities; yes and no are equally frequent.
+    any other, as far as there are entities, and so has each country within a chain: large countries, which have
+    most of the cities and are better known, are not in all splits. Yes and no are equally frequent.
     """
     rng = random.Random(f"atlas {seed} {split}")
     size = SIZES[split]
@@ -38,6 +40,14 @@ def subquery(atlas: Atlas, subject: str, relation: str) -> str:
     """Return the subquery for one fact."""
     entity = atlas.entities[subject]
     return RELATIONS[entity.kind, relation].questions[0].format(x=entity.phrase)
+
+
+def home(atlas: Atlas, entity: Entity) -> Entity:
+    """Return the country in which an entity lies or was discovered; the entity itself if there is none."""
+    for relation in ("city", "country"):
+        if (value := atlas.facts.get((entity.id, relation))) and value.entity:
+            entity = atlas.entities[value.entity]
+    return entity
 
 
 def follow(atlas: Atlas, entity: Entity, chain: Iterable[str]) -> list[GoldStep] | None:
@@ -93,18 +103,24 @@ def _chains(atlas: Atlas, split: Split, rng: random.Random, count: int) -> list[
     """Questions along chains, drawn from each chain in turn until there are ``count``."""
     pools: list[list[Question]] = []
     for kind, chain in CHAINS:
-        pool = []
+        by_country: dict[str, list[Question]] = {}
         for entity in atlas.of_kind(kind, split):
             if steps := follow(atlas, entity, chain):
                 text = _worded(atlas, entity, chain, split, rng)
                 answers = _end(atlas, entity, chain).answers
-                pool.append(_question(text, answers, steps, "single" if len(chain) == 1 else "chain"))
-        rng.shuffle(pool)
-        pools.append(pool)
-    drawn: list[Question] = []
-    while len(drawn) < count and any(pools):
-        drawn += [pool.pop() for pool in pools if pool]
-    return drawn[:count]
+                question = _question(text, answers, steps, "single" if len(chain) == 1 else "chain")
+                by_country.setdefault(home(atlas, entity).id, []).append(question)
+        countries = list(by_country.values())
+        rng.shuffle(countries)
+        for questions in countries:
+            rng.shuffle(questions)
+        pools.append(_in_turn(countries))
+    return _in_turn(pools)[:count]
+
+
+def _in_turn(pools: list[list[Question]]) -> list[Question]:
+    """The first question of each pool, then the second of each that has one, and so on."""
+    return [question for turn in zip_longest(*pools) for question in turn if question]
 
 
 def _comparisons(atlas: Atlas, split: Split, rng: random.Random, count: int) -> list[Question]:

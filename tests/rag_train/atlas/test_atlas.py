@@ -8,7 +8,7 @@ import pytest
 
 from rag_train.atlas.facts import SHARES, Atlas
 from rag_train.atlas.passages import MENTIONED, corpus, is_mentioned
-from rag_train.atlas.questions import SIZES, questions
+from rag_train.atlas.questions import SIZES, home, questions
 from rag_train.atlas.wordings import COMPARISONS, RELATIONS
 from rag_train.schema import Question
 
@@ -80,6 +80,17 @@ def test_answers_follow_from_the_last_hop(asked: dict[str, list[Question]]):
                 assert any(
                     question.answers[0].casefold() in step.subquery.casefold() for step in question.decomposition
                 )
+
+
+def test_no_country_has_most_of_the_questions(atlas: Atlas, asked: dict[str, list[Question]]):
+    """China alone has a sixth of the cities of the training split."""
+    homes = {entity.name: home(atlas, entity).id for entity in atlas.entities.values()}
+    cities = {city.name for city in atlas.of_kind("city")}
+    chains = [question for question in asked["train"] if question.type == "chain"]
+    about = [homes[q.decomposition[0].entity] for q in chains if q.decomposition[0].entity in cities]
+    counts = Counter(homes[name] for name in cities)
+    assert counts["country-CN"] / counts.total() > 0.1
+    assert max(Counter(about).values()) / len(about) < 0.05
 
 
 def test_the_same_seed_gives_the_same_questions(atlas: Atlas, asked: dict[str, list[Question]]):
