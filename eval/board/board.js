@@ -5,6 +5,8 @@ const PLOTS = [  // title, and the metrics of the plot with their names
   ["Loss", { loss: "training", eval_loss: "held out" }],
   ["Accuracy", { "rewards/accuracies": "training", eval_accuracy: "held out" }],
   ["Reward margin", { "rewards/margins": "" }],
+  ["Reward", { reward: "" }],
+  ["Decisions to retrieve", { "decisions/retrieve": "" }],
   ["Learning rate", { learning_rate: "" }],
   ["Answers of the checkpoints", { em: "exact match", f1: "F1" }],
   ["Retrievals per question", { retrievals: "" }],

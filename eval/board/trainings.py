@@ -18,10 +18,10 @@ from rag_train.eval.pages.results import duration
 from rag_train.training.result import METRICS, RESULT
 
 CURVES = ("loss", "eval_loss", "learning_rate", "rewards/margins", "rewards/accuracies", "eval_accuracy")
-CURVES += ("em", "f1", "accuracy", "retrievals")
+CURVES += ("reward", "decisions/retrieve", "em", "f1", "accuracy", "retrievals")
 """Metrics that are drawn: those of training, then those of ``rag-train eval --watch``."""
-TITLES = {"loss": "Loss", "eval_loss": "Held-out loss", "rewards/accuracies": "Accuracy"}
-TITLES |= {"eval_accuracy": "Held-out accuracy", "em": "Exact match"}
+TITLES = {"loss": "Loss", "eval_loss": "Held-out loss", "rewards/accuracies": "Accuracy", "reward": "Reward"}
+TITLES |= {"decisions/retrieve": "Decisions to retrieve", "eval_accuracy": "Held-out accuracy", "em": "Exact match"}
 
 
 class Curves(Run):

@@ -78,6 +78,16 @@ def test_a_training_is_followed_and_only_what_is_new_is_told(tmp_path: Path):
     assert watched.news() == {"gone": [run["id"]]}
 
 
+def test_reinforcement_learning_has_curves_of_reward_and_decisions(tmp_path: Path):
+    metrics = MetricsFile(tmp_path / "rl/metrics.jsonl", 0)
+    write_text(tmp_path / "rl/run.json", "{}")
+    logged = {"reward": 0.25, "decisions/retrieve": 0.75}
+    log(metrics, 1, entropy=1.0, **logged)
+    (run,) = Watched(tmp_path).news()["runs"]
+    assert run["rows"] == [{"run": "", "step": 1} | logged]
+    assert run["card"]["line"] == "step 1, reward 0.2500, decisions to retrieve 0.7500"
+
+
 def test_broken_files_are_named_and_stop_nothing(tmp_path: Path):
     for name, text in (("list", "[1]"), ("text", '{"recipe": 1}'), ("half", "{")):
         write_text(tmp_path / name / "run.json", text)
