@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 import zlib
@@ -10,6 +11,7 @@ from contextlib import aclosing, closing
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 from rag_train.errors import not_installed
 
@@ -53,6 +55,13 @@ def send(client: httpx.Client, method: str, url: str, retries: int, **content: A
                 return response
         time.sleep(wait)
     raise AssertionError("the last attempt returns or raises")
+
+
+def authorization(url: str) -> dict[str, str]:
+    """Return the header with the key of rag-train's services; none if it could be read on the way to ``url``."""
+    key, address = os.environ.get("RAG_TRAIN_API_KEY", ""), urlsplit(url)
+    private = address.scheme == "https" or address.hostname in ("127.0.0.1", "::1", "localhost")
+    return {"Authorization": f"Bearer {key}"} if key and private else {}
 
 
 def open_client(timeout: float, headers: dict[str, str] | None = None) -> httpx.Client:

@@ -157,22 +157,6 @@ function actions(id, card) {
   return el("div", { class: "actions" }, card.links.map(([text, address]) => link(text, address)), card.commands.map(([label, text]) => command(id, label, text)));
 }
 
-function command(id, label, text) {
-  const code = el("code", {}, text);
-  const copy = async event => {
-    const button = event.currentTarget;
-    try {
-      await navigator.clipboard.writeText(text);
-      button.textContent = "Copied";
-    } catch {  // not allowed: select it for Ctrl-C
-      getSelection().selectAllChildren(code);
-      button.textContent = "Selected";
-    }
-  };
-  return el("div", { class: "command" }, el("p", {}, label), code,
-    el("button", { type: "button", "data-key": `${id} ${label}`, "aria-label": `Copy the command: ${label}`, on: { click: copy } }, "Copy"));
-}
-
 // -- curves --
 
 /** Returns the plots of a run that have points. A sweep has a plot for each metric, with a line for each trial. */

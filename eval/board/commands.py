@@ -61,7 +61,7 @@ def after_training(folder: Path, finished: bool, settings: Settings) -> list[Com
     """Return the commands that continue or use a training on data that were made with ``settings``."""
     if not finished:
         return [_command("Continue, if it was stopped", "train", folder / "recipe.yaml")]
-    commands = [evaluate(folder, settings)]
+    commands = [evaluate(folder, settings), serve(folder, settings)]
     if stage := FOLLOWING.get(settings.get("stage", "")):
         words = [f"stage={stage}", f"model={folder}", f"output={folder}-{stage}.jsonl"]
         same = ("questions", "held_out", "index", "sample")
@@ -76,19 +76,36 @@ def after_training(folder: Path, finished: bool, settings: Settings) -> list[Com
 def evaluate(folder: Path, settings: Settings) -> Command:
     """Return the command that evaluates the model in ``folder``, whose data were made with ``settings``."""
     kind = _kind(settings)
-    model = ["--model", folder]
-    if role := ROLES.get(kind):
-        model = ["--model", "GENERATOR", "--role", f"{role}={folder}"]
+    model = _model(folder, kind)
     asked = [word for path in settings.get("held_out") or ["QUESTIONS"] for word in ("--questions", path)]
     index = settings.get("index") or "INDEX"
     strategy = ["--strategy", STRATEGIES.get(kind, kind)] if kind else []
     return _command("Evaluate", "eval", *model, *asked, "--index", index, *strategy, "--output", f"{folder}-eval")
 
 
+def serve(folder: Path, settings: Settings) -> Command:
+    """Return the command that answers questions with the model in ``folder``, for the chat."""
+    kind = _kind(settings)
+    model, index = _model(folder, kind), settings.get("index") or "INDEX"
+    strategy = STRATEGIES.get(kind, kind) or "STRATEGY"
+    return _command("Answer questions, for the chat", "serve", "strategy", strategy, *model, "--index", index)
+
+
+def before_chat(root: Path) -> list[Command]:
+    """Return the commands that start a service and the board with its address."""
+    service = _command("Answer questions", "serve", "strategy", "STRATEGY", "--model", "MODEL", "--index", "INDEX")
+    return [service, _command("Start the board again", "board", root, "--chat", "NAME=http://127.0.0.1:8000")]
+
+
 def after_evaluation(folder: Path) -> list[Command]:
     """Return the commands that compare the cells of a matrix, and write its page to a file."""
     report = _command("Save the report as a file", "report", folder, folder / "report.html")
     return [_command("Compare its cells", "compare", folder), report]
+
+
+def _model(folder: Path, kind: str) -> list[str | Path]:
+    role = ROLES.get(kind)
+    return ["--model", "GENERATOR", "--role", f"{role}={folder}"] if role else ["--model", folder]
 
 
 def _kind(settings: Settings) -> str:

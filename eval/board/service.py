@@ -1,8 +1,9 @@
 """The board: a local, read-only page that follows the runs below a directory.
 
-``GET /`` is the page, and ``GET /events`` streams what it shows as server-sent events. The pages about a run are
-those of `rag_train.eval.pages` and `rag_train.data_synth.inspect`: they are made when they are asked for, or read
-from the directory. Nothing is written, and no path leads out of the directory.
+``GET /`` is the page, and ``GET /events`` streams what it shows as server-sent events. ``GET /chat`` is the page
+that asks running strategy services, see `rag_train.eval.board.chat`. The pages about a run are those of
+`rag_train.eval.pages` and `rag_train.data_synth.inspect`: they are made when they are asked for, or read from the
+directory. Nothing is written, and no path leads out of the directory.
 """
 
 from __future__ import annotations
@@ -12,21 +13,25 @@ import json
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from rag_train.errors import UserError, not_installed
+from rag_train.eval.board.chat import Service, add_chat
+from rag_train.eval.board.commands import before_chat
 from rag_train.eval.board.watch import Board, Reader
 from rag_train.eval.pages.matrix import write_matrix_report
-from rag_train.templates import inline, template
+from rag_train.pages.page import ASKING_SCRIPTS, ASKING_STYLES, page
 
 try:
     from fastapi import FastAPI, Request, Response
     from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
     from starlette.concurrency import run_in_threadpool
+    from starlette.exceptions import HTTPException
 
     from rag_train.serving.http import Access, Gate, server
+    from rag_train.serving.protocol import refusal
 except ImportError as error:
     raise not_installed(error) from error
 
@@ -39,22 +44,28 @@ SANDBOX = (
 """Content security policy of the pages about runs: they have no network and no access to the board."""
 
 
-def serve(directory: Path, sock: socket.socket, ready: str) -> None:
+def serve(directory: Path, services: Sequence[Service], sock: socket.socket, ready: str) -> None:
     """Run the board on a listening socket until it is interrupted; print the line ``ready`` once it answers."""
-    runner = server(app(Board(directory, EVERY), over=lambda: runner.should_exit), ready)
+    runner = server(app(Board(directory, EVERY), services, over=lambda: runner.should_exit), ready)
     with suppress(KeyboardInterrupt):  # Uvicorn raises it again after an orderly shutdown
         runner.run(sockets=[sock])
 
 
-def app(board: Board, *, over: Callable[[], bool] = lambda: False) -> FastAPI:
-    """Return the service for ``board``; its streams end when ``over`` returns True."""
+def app(board: Board, services: Sequence[Service] = (), *, over: Callable[[], bool] = lambda: False) -> FastAPI:
+    """Return the service for ``board`` and the chat with ``services``; its streams end when ``over`` is True."""
     api = FastAPI(title="rag-train board", openapi_url=None)
     api.add_middleware(Gate, access=Access(), refuse=lambda status, text: PlainTextResponse(text, status))
-    page, policy = _page(board.root)
+    runs, chat = _pages(board.root, services)
 
     @api.get("/")
     async def show() -> Response:
-        return HTMLResponse(page, headers={"Content-Security-Policy": policy})
+        return HTMLResponse(*runs)
+
+    @api.get("/chat")
+    async def show_chat() -> Response:
+        return HTMLResponse(*chat)
+
+    add_chat(api, services)
 
     @api.get("/events")
     async def events() -> Response:
@@ -80,6 +91,10 @@ def app(board: Board, *, over: Callable[[], bool] = lambda: False) -> FastAPI:
     @api.exception_handler(UserError)
     async def refuse(request: Request, error: UserError) -> Response:
         return PlainTextResponse(str(error), 404)
+
+    @api.exception_handler(HTTPException)
+    async def answer(request: Request, error: HTTPException) -> Response:
+        return refusal(error.status_code, error.detail)
 
     return api
 
@@ -115,12 +130,16 @@ async def _stream(board: Board, over: Callable[[], bool]) -> AsyncIterator[str]:
         await asyncio.sleep(EVERY)
 
 
-def _page(root: Path) -> tuple[str, str]:
-    """Return the page, and a content security policy that allows only its own style, script and events."""
-    style, style_source = inline("eval/pages/base.css", "eval/board/board.css")
-    script, script_source = inline("eval/pages/helpers.js", "eval/board/board.js")
-    page = template("eval/board/board.html.jinja").render(root=str(root), style=style, script=script)
-    return page, (
-        f"default-src 'none'; style-src '{style_source}'; script-src '{script_source}'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+def _pages(root: Path, services: Sequence[Service]) -> list[tuple[str, int, dict[str, str]]]:
+    """Return text, status and headers of two pages: the runs below ``root``, and the chat with ``services``."""
+    scripts = ("pages/elements.js", "eval/pages/plots.js", "eval/board/command.js", "eval/board/board.js")
+    runs = page("eval/board/board.html.jinja", ["pages/base.css", "eval/board/board.css"], scripts, root=str(root))
+    chat = page(
+        "eval/board/chat.html.jinja",
+        [*ASKING_STYLES, "eval/board/board.css", "eval/board/chat.css"],
+        [*ASKING_SCRIPTS, "eval/board/command.js", "eval/board/chat.js"],
+        root=str(root),
+        services=[service.name for service in services],
+        commands=before_chat(root),
     )
+    return [(text, 200, {"Content-Security-Policy": policy}) for text, policy in (runs, chat)]

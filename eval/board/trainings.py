@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from rag_train.eval.board.cards import Link, Run
-from rag_train.eval.board.commands import Settings, after_training, evaluate
+from rag_train.eval.board.commands import Settings, after_training, evaluate, serve
 from rag_train.eval.board.files import Tail, read_object
 from rag_train.eval.matrix.cell import EVALUATIONS
 from rag_train.eval.pages.results import duration
@@ -154,6 +154,7 @@ class Sweep(Curves):
         facts = {"Method": str(sweep.get("method", "")), "Trials": counts}
         if best:
             facts |= {"Best": _described(best, trials[best]), "Metric": _metric(sweep)}
+        made = self.syntheses.get(data, {})
         page = [Link("Page of the sweep", f"page/{quote(self.name + '/' if self.name else '')}sweep.html")]
         return {
             "finished": bool(trials) and not states["running"],
@@ -161,7 +162,7 @@ class Sweep(Curves):
             "facts": facts,
             "best": best,
             "links": page if (self.path / "sweep.html").is_file() else [],
-            "commands": [evaluate(self.path / best, self.syntheses.get(data, {}))] if best else [],
+            "commands": [use(self.path / best, made) for use in (evaluate, serve)] if best else [],
             "problems": problems,
         }
 

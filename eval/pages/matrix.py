@@ -33,9 +33,10 @@ from rag_train.eval.pages.packing import (
 from rag_train.schema import Question, Trajectory
 from rag_train.templates import inline, source_of, template
 
-STYLES = ("eval/pages/base.css", "eval/pages/matrix.css", "pages/plan.css")
+STYLES = ("pages/base.css", "eval/pages/matrix.css", "pages/plan.css")
 SCRIPTS = (
-    "eval/pages/helpers.js",
+    "pages/elements.js",
+    "eval/pages/plots.js",
     "pages/plan.js",
     *(f"eval/pages/{name}.js" for name in ("base", "overview", "decisions", "examples", "main")),
 )

@@ -1,9 +1,4 @@
-"""The strategy service: OpenAI's chat protocol over strategies, and a page that shows answers step by step.
-
-The last user message is the question, and the strategy's answer is the reply. In addition to OpenAI's fields, the
-service sends the ``trajectory``; a stream also contains each ``step`` when it is completed, and the ``plan`` and
-the ``outline`` when they change.
-"""
+"""The strategy service: `rag_train.serving.protocol` over strategies, with a page that shows answers in steps."""
 
 from __future__ import annotations
 
@@ -18,14 +13,12 @@ from dataclasses import fields
 from typing import Any
 from uuid import uuid4
 
-from pydantic import BaseModel, Field, ValidationError
-
 from rag_train.errors import ServiceError, UserError, not_installed
 from rag_train.llm.replicas import retry_for
+from rag_train.pages.page import ASKING_SCRIPTS, ASKING_STYLES, page
 from rag_train.schema import Question, Record, Trajectory
 from rag_train.strategies.base import Kit, Strategy, watcher
 from rag_train.strategies.registry import STRATEGIES, build, parse_strategy
-from rag_train.templates import inline, template
 
 try:
     from fastapi import FastAPI, HTTPException, Request, Response
@@ -33,7 +26,8 @@ try:
     from starlette.exceptions import HTTPException as AnyHTTPException
     from starlette.requests import ClientDisconnect
 
-    from rag_train.serving.http import Access, Gate, first_error, read_body, server
+    from rag_train.serving.http import Access, Gate, read_body, server
+    from rag_train.serving.protocol import MAX_BODY, failure, parse_request, refusal
 except ImportError as error:
     raise not_installed(error) from error
 
@@ -42,10 +36,6 @@ _log = logging.getLogger(__name__)
 Event = tuple[str, Any]
 """An event of `rag_train.strategies.base.watcher`, or at the end ("trajectory", Trajectory)."""
 
-MAX_BODY = 2**20
-"""Maximum size of a request body in bytes."""
-MAX_QUESTION = 10_000
-"""Maximum length of a question in characters."""
 MAX_SETTING = 20
 """Largest number that a client may set, unless four times the default is more."""
 MAX_QUESTIONS = 256
@@ -56,37 +46,6 @@ RETRY_FOR = 10.0
 """Seconds for which a question waits for a server of the engine that is down. Its client can ask again."""
 ASK_AGAIN = {"Retry-After": "10"}
 """Header of a response to a question that may be answered later."""
-
-
-class Part(BaseModel):
-    """A part of a message; only parts of type ``text`` have text."""
-
-    type: str
-    text: str = ""
-
-
-class Message(BaseModel):
-    """A message of the conversation."""
-
-    role: str
-    content: str | list[Part] | None = None
-
-
-class ChatRequest(BaseModel):
-    """The fields used of OpenAI's request; sampling parameters are ignored, because the strategy sets them."""
-
-    messages: list[Message]
-    model: str = Field("", max_length=200)
-    """A strategy from ``GET /v1/models``; by default the service's strategy."""
-    strategy: str = Field("", max_length=200)
-    """A strategy with settings, such as ``dualrag,outline=flat``; takes precedence over ``model``."""
-    stream: bool = False
-
-    @property
-    def question(self) -> str:
-        """Text of the last user message, or "" if there is no such message."""
-        content = next((m.content for m in reversed(self.messages) if m.role == "user"), None) or ""
-        return (content if isinstance(content, str) else "\n".join(part.text for part in content)).strip()
 
 
 def serve(
@@ -147,13 +106,14 @@ def app(
             yield state
 
     api = FastAPI(title="rag-train strategies", lifespan=lifespan, openapi_url=None)
-    api.add_middleware(Gate, access=access or Access(), refuse=_refusal)
-    page, policy = _page()
+    api.add_middleware(Gate, access=access or Access(), refuse=refusal)
+    styles, scripts = [*ASKING_STYLES, "serving/page.css"], [*ASKING_SCRIPTS, "serving/page.js"]
+    html, policy = page("serving/page.html.jinja", styles, scripts)
     started = int(time.time())
 
     @api.api_route("/", methods=["GET", "HEAD"])
     async def show() -> Response:
-        return HTMLResponse(page, headers={"Content-Security-Policy": policy})
+        return HTMLResponse(html, headers={"Content-Security-Policy": policy})
 
     @api.get("/health")
     async def health(request: Request) -> dict[str, Any]:
@@ -176,7 +136,7 @@ def app(
 
     @api.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        chat_request = _parse(await read_body(request.receive, MAX_BODY, "send fewer or shorter messages"))
+        chat_request = parse_request(await read_body(request.receive, MAX_BODY, "send fewer or shorter messages"))
         strategy = _build(chat_request.strategy or chat_request.model or name, name, request.state.kit)
         if in_progress.locked():
             raise HTTPException(503, "too many questions in progress; ask again later", ASK_AGAIN)
@@ -191,7 +151,7 @@ def app(
 
     @api.exception_handler(AnyHTTPException)
     async def answer(request: Request, error: AnyHTTPException) -> Response:
-        return JSONResponse(_error(error), error.status_code, error.headers)
+        return JSONResponse(failure(error.status_code, error.detail), error.status_code, error.headers)
 
     @api.exception_handler(ClientDisconnect)
     async def leave(request: Request, error: ClientDisconnect) -> Response:
@@ -272,7 +232,7 @@ async def _stream(events: AsyncIterator[Event], head: dict[str, Any]) -> AsyncIt
                 yield chunk({"content": value.answer or ""})
                 yield chunk({}, "stop", trajectory=value, usage=_usage(value))
     except HTTPException as error:
-        yield _event(_error(error))
+        yield _event(failure(error.status_code, error.detail))
     yield "data: [DONE]\n\n"
 
 
@@ -289,15 +249,6 @@ def _usage(trajectory: Trajectory) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def _refusal(status: int, message: str) -> Response:
-    return JSONResponse(_error(HTTPException(status, message)), status)
-
-
-def _error(error: AnyHTTPException) -> dict[str, Any]:
-    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
-    return {"error": {"message": error.detail, "type": kind, "code": error.status_code}}
-
-
 def _event(data: dict[str, Any]) -> str:
     return f"data: {_json(data)}\n\n"
 
@@ -309,19 +260,6 @@ def _json(data: dict[str, Any]) -> str:
         return record.model_dump(mode="json")
 
     return json.dumps(data, default=fields)
-
-
-def _parse(body: bytes) -> ChatRequest:
-    try:
-        request = ChatRequest.model_validate_json(body)
-    except ValidationError as error:
-        example = '{"messages": [{"role": "user", "content": "..."}]}'
-        raise HTTPException(400, f"{first_error(error)}; send {example} as JSON in UTF-8") from None
-    if not request.question:
-        raise HTTPException(400, "messages: no question; send a message with role user and the question as text")
-    if len(request.question) > MAX_QUESTION:
-        raise HTTPException(400, f"messages: the question is longer than {MAX_QUESTION} characters; shorten it")
-    return request
 
 
 def _build(spec: str, own: str, kit: Kit) -> Strategy:
@@ -343,13 +281,3 @@ def _check_settings(spec: str) -> None:
         most = max(MAX_SETTING, 4 * default) if isinstance(default, int | float) else MAX_SETTING
         if isinstance(value, int | float) and not abs(value) <= most:
             raise UserError(f"{spec}: {key} may be at most {most} here; give a smaller number")
-
-
-def _page() -> tuple[str, str]:
-    """Return the page, and a content security policy that allows only the page's own script and style."""
-    style, style_source = inline("serving/page.css", "pages/plan.css")
-    script, script_source = inline("serving/page.js", "pages/plan.js")
-    return template("serving/page.html.jinja").render(style=style, script=script), (
-        f"default-src 'none'; script-src '{script_source}'; style-src '{style_source}'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )

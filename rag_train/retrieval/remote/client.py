@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
 from rag_train.errors import ServiceError
-from rag_train.http import httpx, open_client, send
+from rag_train.http import authorization, httpx, open_client, send
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.remote.messages import HealthResponse, SearchRequest, SearchResponse
 from rag_train.schema import Passage
@@ -39,7 +37,7 @@ class RetrievalClient:
         self.url = url.rstrip("/")
         self.retries = retries
         try:
-            headers = _headers(self.url)
+            headers = {"Content-Type": "application/json"} | authorization(self.url)
         except ValueError as error:
             raise self._error(str(error)) from error
         self._client = open_client(timeout, headers)
@@ -91,15 +89,6 @@ class RetrievalClient:
             f"retrieval service {self.url}: {problem}; "
             "start it with `rag-train serve retriever`, or correct the address"
         )
-
-
-def _headers(url: str) -> dict[str, str]:
-    """Return the headers of each request; the API key only if nobody can read it on the way."""
-    headers, address = {"Content-Type": "application/json"}, urlsplit(url)
-    key = os.environ.get("RAG_TRAIN_API_KEY", "")
-    if key and (address.scheme == "https" or address.hostname in ("127.0.0.1", "::1", "localhost")):
-        headers["Authorization"] = f"Bearer {key}"
-    return headers
 
 
 def _detail(response: httpx.Response) -> str:

@@ -19,8 +19,9 @@ from starlette.requests import ClientDisconnect
 from support.servers import running
 
 from rag_train.errors import UserError
+from rag_train.http import authorization
 from rag_train.retrieval.index.bm25 import BM25Index
-from rag_train.retrieval.remote.client import RetrievalClient, _headers
+from rag_train.retrieval.remote.client import RetrievalClient
 from rag_train.schema import Passage
 from rag_train.serving import http as serving
 from rag_train.serving import retriever
@@ -265,8 +266,8 @@ def test_with_a_key_only_its_holders_are_answered(monkeypatch: pytest.MonkeyPatc
 
 def test_the_key_is_not_sent_in_clear_over_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAG_TRAIN_API_KEY", "secret")
-    assert "Authorization" not in _headers("http://retriever.example:8000")
-    assert _headers("https://retriever.example")["Authorization"] == "Bearer secret"
+    assert authorization("http://retriever.example:8000") == {}
+    assert authorization("https://retriever.example") == {"Authorization": "Bearer secret"}
 
 
 def test_the_search_of_a_client_that_left_is_cancelled() -> None:
