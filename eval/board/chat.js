@@ -1,6 +1,7 @@
 // Script of the board's chat: asks two services the same question.
 
-const session = [];  // both questions of each round that was asked since the page was opened
+const session = [];  // the questions of all rounds since the page was opened; a round asks each side
+let shown = null;  // the round on the screen
 const sides = [...document.querySelectorAll(".side")].map(column);
 const running = () => sides.filter(side => side.run && !side.run.ended);
 
@@ -9,7 +10,7 @@ const running = () => sides.filter(side => side.run && !side.run.ended);
 /** Returns a column of the page: a service, its strategy, and the question that it was asked last. */
 function column(node, number) {
   const [service, strategy, problem, way] = [".service", ".strategy", ".problem", ".way"].map(name => node.querySelector(name));
-  const side = { node, number, service, strategy, problem, way, view: new AnswerView(way), strategies: [], system: "", run: null };
+  const side = { node, number, service, strategy, problem, way, view: new AnswerView(way.lastElementChild), strategies: [], system: "", run: null };
   service.selectedIndex = Math.min(number, service.options.length - 1);
   service.addEventListener("change", () => prepare(side));
   strategy.addEventListener("change", () => describe(side));
@@ -53,7 +54,7 @@ function warn(side, message) {
 async function start(question) {
   await Promise.all(sides.filter(side => !side.strategies.length).map(prepare));  // services that may be up now
   const round = {};
-  for (const side of sides.filter(side => side.strategies.length)) {
+  for (const side of sides.filter(side => side.strategies.length).reverse()) {  // the history begins with the last
     side.run = asked(question, side.strategy.value, `${side.service.selectedOptions[0].text}, ${side.strategy.value}`);
     session.push(Object.assign(side.run, { round, side }));
   }
@@ -70,10 +71,14 @@ async function start(question) {
 
 /** Shows the round of a question. */
 function show({ round, question }) {
+  shown = round;
   for (const side of sides) {
     const one = session.find(one => one.round === round && one.side === side);
     side.way.hidden = !one;
-    if (one) side.view.show(one);
+    if (!one) continue;
+    side.way.querySelector("h2").textContent = one.who;
+    side.way.querySelector("p").textContent = question;
+    side.view.show(one);
   }
   $("question").value = question;
   settle();
@@ -84,7 +89,7 @@ function settle() {
   $("ask").classList.toggle("stop", working);
   $("ask").textContent = working ? "Stop" : "Ask";
   $("history").hidden = !session.length;
-  drawPast($("history"), session, one => one.side.view.one === one, show);
+  drawPast($("history"), session, one => one.round === shown, show);
 }
 
 const stop = () => running().forEach(side => side.run.abort.abort());

@@ -53,8 +53,7 @@ class Service:
     """
 
     def __init__(self, name: str, url: str):
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
+        if not _is_address(url):
             raise UserError(f"--chat {name}={url}: not the address of a service; write {name}=http://HOST:PORT")
         self.name, self.url = name, url.rstrip("/")
         self._headers = {"Accept-Encoding": "identity"} | authorization(url)
@@ -113,6 +112,16 @@ class Service:
         except ValidationError:
             problem = "not the reply of a `rag-train serve strategy` of this version"
             raise ServiceError(f"{self.url}: {problem}; correct the address, or use the same version") from None
+
+
+def _is_address(url: str) -> bool:
+    """Return whether ``url`` is an HTTP address without a user, a password and a query."""
+    try:
+        parts = urlsplit(url)
+        plain = parts.port != 0 and not (parts.username or parts.password or parts.query or parts.fragment)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and plain
 
 
 async def _within(parts: AsyncIterator[bytes], deadline: float) -> AsyncIterator[bytes]:

@@ -18,6 +18,7 @@ from rag_train.eval.board.commands import (
     after_evaluation,
     after_synthesis,
     after_training,
+    before_chat,
 )
 from rag_train.strategies.registry import parse_strategy
 
@@ -34,10 +35,11 @@ def test_deeprag_goes_on_from_stage_to_stage():
         "rag-train train recipes/deeprag_sft.yaml model=base data=runs/sft.jsonl output_dir=runs/sft-model"
     )
     assert check == "rag-train data check runs/sft.jsonl --against 'a b.json'"
-    evaluate, pairs = texts(after_training(Path("m"), True, DATA))
+    evaluate, serve, pairs = texts(after_training(Path("m"), True, DATA))
     assert evaluate == (
         "rag-train eval --model m --questions 'a b.json' --index wiki --strategy deeprag --output m-eval"
     )
+    assert serve == "rag-train serve strategy deeprag --model m --index wiki"
     assert shlex.split(pairs) == [
         *("rag-train", "synth", "deeprag", "recipes/deeprag_synth.yaml"),
         *("stage=pairs", "model=m", "output=m-pairs.jsonl"),
@@ -46,12 +48,13 @@ def test_deeprag_goes_on_from_stage_to_stage():
 
 
 def test_a_role_is_evaluated_beside_a_generator_and_unknown_places_are_left_open():
-    (evaluate,) = texts(after_training(Path("m"), True, {"method": "planrag"}))
+    evaluate, serve = texts(after_training(Path("m"), True, {"method": "planrag"}))
     assert evaluate.startswith(
         "rag-train eval --model GENERATOR --role planner=m --questions QUESTIONS --index INDEX"
     )
-    (evaluate,) = texts(after_training(Path("m"), True, {}))
-    assert "--strategy" not in evaluate
+    assert serve == "rag-train serve strategy planrag --model GENERATOR --role planner=m --index INDEX"
+    evaluate, serve = texts(after_training(Path("m"), True, {}))
+    assert "--strategy" not in evaluate and serve.startswith("rag-train serve strategy STRATEGY ")
     assert texts(after_training(Path("m"), False, {})) == ["rag-train train m/recipe.yaml"]
 
 
@@ -61,7 +64,7 @@ def test_commands_name_what_exists(kind: str):
     settings = {key: kind, "model": "m"} if kind else {}
     commands = after_synthesis(Path("d.jsonl"), settings) + after_training(Path("m"), True, settings)
     known = get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
-    for command in texts(commands + after_evaluation(Path("e"))):
+    for command in texts(commands + after_evaluation(Path("e")) + before_chat(Path("runs"))):
         words = shlex.split(command)
         assert words[0] == "rag-train" and words[1] in known
         assert all((ROOT / word).is_file() for word in words if re.fullmatch(r"recipes/.+", word))
