@@ -1,4 +1,4 @@
-"""The board's chat: what it takes from services, and its page in a browser with scripted strategies behind real services."""
+"""The board's chat: what it takes from services, and its page in a browser, with scripted strategies."""
 
 from __future__ import annotations
 
