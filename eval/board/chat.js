@@ -52,7 +52,9 @@ function warn(side, message) {
 // -- a round --
 
 async function start(question) {
+  $("ask").disabled = true;
   await Promise.all(sides.filter(side => !side.strategies.length).map(prepare));  // services that may be up now
+  $("ask").disabled = false;
   const round = {};
   for (const side of sides.filter(side => side.strategies.length).reverse()) {  // the history begins with the last
     side.run = asked(question, side.strategy.value, `${side.service.selectedOptions[0].text}, ${side.strategy.value}`);
@@ -80,7 +82,6 @@ function show({ round, question }) {
     side.way.querySelector("p").textContent = question;
     side.view.show(one);
   }
-  $("question").value = question;
   settle();
 }
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,6 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 from support.browser import Browser, chromium
-from support.fakes import Says
 from support.servers import Handler, running, serving
 
 from rag_train.errors import UserError
@@ -74,13 +73,10 @@ class Broken(Strategy):
 
 
 @asynccontextmanager
-async def kit() -> Any:
-    searcher: Any = SimpleNamespace(retriever=SimpleNamespace(name="bm25"))
-    yield Kit(Says("x"), searcher)
-
-
-def opening() -> AbstractAsyncContextManager[Kit]:
-    return kit()
+async def opening() -> AsyncIterator[Kit]:
+    """A kit for strategies that ask neither model nor retriever."""
+    nothing: Any = SimpleNamespace(name="says"), SimpleNamespace(retriever=SimpleNamespace(name="bm25"))
+    yield Kit(*nothing)
 
 
 @pytest.fixture(scope="module")

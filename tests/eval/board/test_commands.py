@@ -71,3 +71,5 @@ def test_commands_name_what_exists(kind: str):
         if "--strategy" in words:
             strategy, _ = parse_strategy(words[words.index("--strategy") + 1])
             assert ROLES.get(kind) in (None, *strategy.roles)
+        if words[1] == "serve" and words[3] != "STRATEGY":
+            parse_strategy(words[3])

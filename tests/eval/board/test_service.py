@@ -69,7 +69,7 @@ def test_streams_all_there_is_and_then_only_what_is_new(root: Path, monkeypatch:
 
 def test_answers_only_its_own_pages_and_writes_nothing(root: Path):
     before = contents(root.parent)
-    for path in ("/", "/report/eval", "/records/sft.jsonl", "/page/demo.html"):
+    for path in ("/", "/chat", "/report/eval", "/records/sft.jsonl", "/page/demo.html"):
         response = client(root).get(path)
         assert response.status_code == 200 and "default-src 'none'" in response.headers["content-security-policy"]
         assert client(root, "evil.example").get(path).status_code == 403
