@@ -16,6 +16,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 from support.browser import Browser, chromium
+from support.fakes import Says
 from support.servers import Handler, running, serving
 
 from rag_train.errors import UserError
@@ -75,8 +76,8 @@ class Broken(Strategy):
 @asynccontextmanager
 async def opening() -> AsyncIterator[Kit]:
     """A kit for strategies that ask neither model nor retriever."""
-    nothing: Any = SimpleNamespace(name="says"), SimpleNamespace(retriever=SimpleNamespace(name="bm25"))
-    yield Kit(*nothing)
+    retriever: Any = SimpleNamespace(retriever=SimpleNamespace(name="bm25"))
+    yield Kit(Says("x"), retriever)
 
 
 @pytest.fixture(scope="module")

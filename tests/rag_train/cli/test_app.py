@@ -68,6 +68,8 @@ def test_index_reports_the_line_of_a_broken_corpus(
         (["index", "README.md", "x", "--search", "nprobe=2"], "add --kind dense"),
         (["serve", "retriever", "tests"], "tests: "),
         (["board", "gone"], "gone: no such directory"),
+        (["board", "tests", "--chat", "a=127.0.0.1:1"], "--chat a=127.0.0.1:1: not the address of a service"),
+        (["board", "tests", "--chat", "http://127.0.0.1:1"], "the name is missing"),
         (["report", "gone.json", "out.html"], "gone.json: No such file or directory"),
     ],
 )
