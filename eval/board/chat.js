@@ -109,6 +109,7 @@ if (sides.length) {
     if (event.key === "Escape") stop();
     else if (event.key === "/" && !["INPUT", "SELECT"].includes(event.target.tagName)) {
       event.preventDefault();
+      $("question").focus();
       $("question").select();
     }
   });

@@ -93,7 +93,9 @@ class Service:
             raise ServiceError(f"{self.url}: no answer within {seconds:g} s; ask again") from None
         except (httpx.RequestError, httpx.InvalidURL, ValueError) as error:
             reason = str(error) or type(error).__name__
-            raise ServiceError(f"{self.url}: {reason}; start it with `rag-train serve strategy`") from error
+            raise ServiceError(
+                f"{self.url}: {reason}; start `rag-train serve strategy` there, or correct the address"
+            ) from error
 
     def _refused(self, status: int, body: bytes) -> ServiceError:
         """Return the error for a reply with another status than 200."""

@@ -155,7 +155,7 @@ ODD: list[tuple[int, bytes, dict[str, str], str]] = [
     (302, b"", {"Location": "/secret"}, "status 302; give the address of a `rag-train serve strategy`"),
     (404, b"<html>", {}, "status 404; give the address"),
     (500, b'{"error": {"message": "' + b"x\\n" * 900 + b'"}}', {}, "x x x"),
-    (0, b"", {}, "start it with `rag-train serve strategy`"),
+    (0, b"", {}, "start `rag-train serve strategy` there"),
 ]
 
 
@@ -178,10 +178,8 @@ def test_a_server_that_is_no_service_is_one_line(
 
 def test_waits_for_a_service_only_so_long(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     Citing.gate.clear()
-    Citing.cancelled.clear()
     monkeypatch.setattr(chat, "ANSWER", 0.2)
     assert "no answer within 0.2 s" in ask(client(tmp_path, url))[-1]["error"]["message"]
-    assert Citing.cancelled.wait(60)
 
 
 def test_the_key_is_sent_to_services_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -237,7 +235,7 @@ def complaints(page: Browser) -> list[dict[str, Any]]:
 
 
 def test_page_asks_both_and_cites_passages_from_the_keyboard(page: Browser):
-    assert "start it with `rag-train serve strategy`" in page.run("sides[1].problem.textContent")
+    assert "start `rag-train serve strategy` there" in page.run("sides[1].problem.textContent")
     choose(page, 1, 0, "broken")
     Citing.gate.clear()
     page.run("document.activeElement.blur()")
