@@ -15,7 +15,7 @@ from accelerate.utils import gather
 from transformers import PreTrainedTokenizerBase, Trainer
 
 from rag_train.errors import OneProcessError, UserError
-from rag_train.training.checkpoints import newest_complete, step_of
+from rag_train.training.checkpoints import newest_to_continue, step_of
 from rag_train.training.recipe import TrainRecipe
 
 NO_MEMORY = ("out of memory", "DefaultCPUAllocator", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -89,7 +89,7 @@ def _no_memory(recipe: TrainRecipe) -> str:
 
 
 def _no_space(recipe: TrainRecipe) -> str:
-    checkpoint = newest_complete(Path(recipe.output_dir) / "checkpoints")
+    checkpoint = newest_to_continue(Path(recipe.output_dir) / "checkpoints")
     start = f"step {step_of(checkpoint)}" if checkpoint else "the start"
     return (
         f"output_dir {recipe.output_dir}: no space left on its disk; free space and run the same command again, "

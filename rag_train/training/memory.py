@@ -201,8 +201,11 @@ def estimate(
 def checkpoint_bytes(recipe: TrainRecipe, model: Architecture, sharding: Sharding) -> float:
     """Return the size of a checkpoint: trained weights, fp32 moments and, with DeepSpeed, fp32 weights.
 
-    ZeRO-2 and FSDP write the trained weights twice, as the model and for themselves.
+    ZeRO-2 and FSDP write the trained weights twice, as the model and for themselves. ``save_only_model`` leaves the
+    model alone.
     """
+    if recipe.save_only_model:
+        return float(model.trained(recipe.lora) * _saved(recipe, sharding))
     twice = sharding.stage == 2 or (sharding.stage == 3 and not sharding.deepspeed)
     weights = _saved(recipe, sharding) * (2 if twice else 1)
     return model.trained(recipe.lora) * float(weights + (12 if sharding.deepspeed else 8))

@@ -37,9 +37,6 @@ from rag_train.training.memory import (
 )
 from rag_train.training.recipe import LoraRecipe, SFTRecipe, TrainRecipe
 
-KEPT = 2
-"""Checkpoints that are kept (`trainer_arguments`); the oldest is deleted after the next one is written."""
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -85,15 +82,18 @@ class Plan:
 
     @property
     def checkpoints(self) -> int:
-        """Checkpoints that are written; the last step has one, too."""
-        return math.ceil(self.steps / self.recipe.save_steps)
+        """Checkpoints that are written at the most; the last step has one, too."""
+        best = math.ceil(self.steps / self.recipe.eval_steps) if self.recipe.keep == "best" else 0
+        return math.ceil(self.steps / self.recipe.save_steps) + best
 
     @property
     def disk(self) -> float:
-        """The most bytes that are on the disk at a time."""
+        """The most bytes that are on the disk at a time: a checkpoint is deleted when the next one is complete, of
+        the best one the weights are kept, and the result is written beside them."""
+        weights = checkpoint_bytes(replace(self.recipe, save_only_model=True), self.model, self.sharding)
+        best = weights if self.recipe.keep == "best" and self.checkpoints > 1 else 0.0
         result = result_bytes(self.recipe, self.model, self.sharding)
-        saving = min(self.checkpoints, KEPT + 1) * self.checkpoint
-        return max(saving, min(self.checkpoints, KEPT) * self.checkpoint + result)
+        return best + self.checkpoint + max(result, self.checkpoint if self.checkpoints > 1 else 0.0)
 
     @property
     def operations(self) -> float:
@@ -203,8 +203,8 @@ class Plan:
     def _assumptions(self) -> Iterator[str]:
         if not self.memory.accumulates:
             yield "Gradients and activations are not there at the same time: the peak counts the larger ones."
-        if self.checkpoints > KEPT:
-            yield f"{KEPT} checkpoints are kept, and a third is there while it is written."
+        if self.checkpoints > 1:
+            yield "The newest checkpoint is kept, and the one before it until it is written."
         if self.recipe.rl:
             yield "No time: how long sampling takes is known only from a run."
         elif self.device:
@@ -273,10 +273,14 @@ def check(found: Plan, recipe: TrainRecipe, rows: Dataset) -> None:
             "(launch/accelerate/zero3.yaml, zero3_offload.yaml); check_memory=false skips this check"
         )
     if found.checkpoint > found.free:
-        adapters = "" if recipe.lora else ", or train adapters (lora.r=16)"
+        remedies = ["free space", "choose another disk"]
+        if not recipe.save_only_model:
+            remedies.append("keep the weights only (save_only_model=true: a killed run starts again)")
+        if not recipe.lora:
+            remedies.append("train adapters (lora.r=16)")
         raise UserError(
             f"output_dir {recipe.output_dir}: a checkpoint takes about {gib(found.checkpoint)}, and its disk has "
-            f"{gib(found.free)} free; free space, choose another disk{adapters}"
+            f"{gib(found.free)} free; {', '.join(remedies[:-1])}, or {remedies[-1]}"
         )
 
 

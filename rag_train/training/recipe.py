@@ -216,7 +216,10 @@ class TrainRecipe:
     check_memory: bool = True
     """Refuse to start if the estimated memory of training exceeds the memory of the device."""
     save_steps: Count = 500
-    """Steps between checkpoints, from which an interrupted run continues."""
+    """Steps between checkpoints, of which the newest is kept: an interrupted run continues from it."""
+    save_only_model: bool = False
+    """true: checkpoints have the weights only, a seventh of the disk in a DeepSpeed training of all parameters; an
+    interrupted run then starts again from its first step. false: they also have the state of the optimizer."""
     logging_steps: Count = 10
     """Steps between logged losses. The loss is also logged at every checkpoint."""
     report_to: Literal["none", "wandb", "tensorboard"] = "none"

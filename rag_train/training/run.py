@@ -95,7 +95,7 @@ def _run(recipe: TrainRecipe, identity: dict[str, Any], output_dir: Path, checkp
     from accelerate import PartialState
 
     from rag_train.training.card import write_card
-    from rag_train.training.checkpoints import MarkComplete, newest_complete, remove_torn, step_of
+    from rag_train.training.checkpoints import MarkComplete, newest_to_continue, remove_unused, step_of
     from rag_train.training.memory import current_sharding
     from rag_train.training.plan import check, plan
     from rag_train.training.tracking import tracked
@@ -109,13 +109,14 @@ def _run(recipe: TrainRecipe, identity: dict[str, Any], output_dir: Path, checkp
     if PartialState().is_main_process:
         console.print(planned.line(), soft_wrap=True)
     trainer = build_trainer(settled, rows, tokenizer, checkpoints, held_out)
+    checkpoint = newest_to_continue(checkpoints)
     if PartialState().is_main_process:
+        _tell_start(output_dir, checkpoint)
         save_recipe(recipe, output_dir / "recipe.yaml")
         _write_json(output_dir / IDENTITY, identity)
-        remove_torn(checkpoints)
+        remove_unused(checkpoints, checkpoint)
     trainer.add_callback(MarkComplete())
     trainer.add_callback(Validation(recipe))
-    checkpoint = newest_complete(checkpoints)
     resumed_from = step_of(checkpoint) if checkpoint else 0
     start = time.perf_counter()
     with tracked(trainer, recipe, identity, resumed_from):
@@ -150,9 +151,24 @@ def _run(recipe: TrainRecipe, identity: dict[str, Any], output_dir: Path, checkp
     return result
 
 
+def _tell_start(output_dir: Path, checkpoint: Path | None) -> None:
+    """Say where a run continues that was interrupted; ``checkpoint`` is the one that it continues from."""
+    from rag_train.training.checkpoints import newest_complete, step_of
+
+    if not (output_dir / IDENTITY).exists():
+        return
+    if checkpoint:
+        start = f"continues from step {step_of(checkpoint)}"
+    elif newest_complete(output_dir / "checkpoints"):
+        start = "starts again from the first step: its checkpoints have the weights only (save_only_model)"
+    else:
+        start = "starts again from the first step: it has no complete checkpoint yet"
+    console.print(f"{output_dir}: {start}", soft_wrap=True)
+
+
 def _identity(recipe: TrainRecipe) -> dict[str, Any]:
     """Return the keys of the recipe that affect the model, and the hashes of the inputs."""
-    ignored = ("output_dir", "report_to", "logging_steps", "check_memory")
+    ignored = ("output_dir", "report_to", "logging_steps", "check_memory", "save_only_model")
     settings = {key: value for key, value in asdict(recipe).items() if key not in ignored}
     paths = {key: str(value) for key, value in settings.items() if isinstance(value, Path)}
     return {
@@ -332,6 +348,7 @@ def _save_model(trainer, recipe: TrainRecipe, tokenizer, checkpoints: Path) -> P
     trainer.save_model(str(final))
     if not trainer.is_world_process_zero():
         return final
+    (final / "training_args.bin").unlink(missing_ok=True)
     if recipe.keep == "best":
         kept = checkpoints / f"checkpoint-{_kept_step(trainer, recipe)}"
         for file in final.iterdir():  # a checkpoint has the same files, and those that training continues from
@@ -345,7 +362,6 @@ def _save_model(trainer, recipe: TrainRecipe, tokenizer, checkpoints: Path) -> P
         adapter, final = final, checkpoints / "merged"
         load_merged(recipe.model, str(adapter)).save_pretrained(final)
         tokenizer.save_pretrained(final)
-    (final / "training_args.bin").unlink(missing_ok=True)
     return final
 
 

@@ -53,7 +53,7 @@ def trainer_arguments(recipe: TrainRecipe, checkpoints: Path) -> dict[str, Any]:
         "pad_to_multiple_of": 64,  # few distinct shapes, so that memory and kernels are reused across batches
         "max_length": None,  # the rows are already shortened at segment boundaries
         "save_steps": recipe.save_steps,
-        "save_total_limit": 2,
+        "save_only_model": recipe.save_only_model,
         "logging_steps": recipe.logging_steps,
         "logging_nan_inf_filter": False,
         "include_num_input_tokens_seen": "non_padding",

@@ -20,7 +20,7 @@ from transformers import Trainer
 from rag_train.errors import UserError
 from rag_train.recipe import save_recipe
 from rag_train.train import main
-from rag_train.training.checkpoints import newest_complete, remove_torn
+from rag_train.training.checkpoints import newest_complete, newest_to_continue, remove_unused
 from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
 from rag_train.training.run import train
 
@@ -47,19 +47,48 @@ def rows_of(output: Path) -> list[dict]:
 
 @pytest.mark.parametrize("changes", STAGES, ids=NAMES)
 @pytest.mark.slow
-def test_resumed_run_equals_uninterrupted_run(work: Path, tmp_path: Path, changes: dict, monkeypatch):
+def test_resumed_run_equals_uninterrupted_run(work: Path, tmp_path: Path, changes: dict, monkeypatch, capsys):
     """The run is killed at a step that is neither logged nor saved. Weights and metrics are identical."""
     whole = recipe_for(work, tmp_path / "whole", changes | {"logging_steps": 3})
     expected = train(whole)
     recipe = replace(whole, output_dir=str(tmp_path / "killed"))
     kill_at(monkeypatch, recipe, 7)
+    capsys.readouterr()
     resumed = train(recipe)
+    assert "killed: continues from step 4" in capsys.readouterr().err
     assert resumed.resumed_from == 4 and resumed.steps == expected.steps > 7
     assert resumed.losses == expected.losses and resumed.tokens_seen == expected.tokens_seen
     assert rows_of(tmp_path / "killed") == rows_of(tmp_path / "whole")
     assert [row["step"] for row in rows_of(tmp_path / "killed")][:3] == [3, 4, 6]
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.slow
+def test_run_whose_checkpoints_have_the_weights_only_starts_again(work: Path, tmp_path: Path, monkeypatch, capsys):
+    recipe = recipe_for(work, tmp_path / "out", {"stage": "sft", "save_only_model": True})
+    whole = train(replace(recipe, output_dir=str(tmp_path / "whole")))
+    for step, start in ((3, "it has no complete checkpoint yet"), (7, "its checkpoints have the weights only")):
+        kill_at(monkeypatch, recipe, step)
+        checkpoint = newest_complete(tmp_path / "out" / "checkpoints")
+        capsys.readouterr()
+        kill_at(monkeypatch, recipe, 1)
+        assert f"out: starts again from the first step: {start}" in capsys.readouterr().err
+    assert checkpoint and not checkpoint.exists()
+    resumed = train(recipe)
+    assert resumed.resumed_from == 0 and resumed.losses == whole.losses
+
+
+@pytest.mark.slow
+def test_newest_checkpoint_alone_has_what_training_continues_from(work: Path, tmp_path: Path, monkeypatch):
+    recipe = recipe_for(work, tmp_path / "out", {"stage": "sft"})
+    kill_at(monkeypatch, recipe, 9)
+    checkpoints = tmp_path / "out" / "checkpoints"
+    assert list(checkpoints.glob("checkpoint-*")) == [checkpoints / "checkpoint-8"]
+    continued = replace(recipe, save_only_model=True)
+    kill_at(monkeypatch, continued, 9)
+    assert newest_to_continue(checkpoints) == checkpoints / "checkpoint-8"
+    assert train(continued).resumed_from == 8
 
 
 @pytest.mark.parametrize("changes", STAGES, ids=NAMES)
@@ -146,7 +175,8 @@ def test_ignores_corrupt_checkpoint_marker(tmp_path: Path, marker: str):
         (checkpoint / "weights").write_text("abc")
         (checkpoint / "complete.json").write_text(text)
     assert newest_complete(tmp_path) == tmp_path / "checkpoint-2"
-    remove_torn(tmp_path)
+    assert newest_to_continue(tmp_path) is None
+    remove_unused(tmp_path, tmp_path / "checkpoint-2")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
 
 

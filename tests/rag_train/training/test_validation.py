@@ -105,6 +105,10 @@ def test_killed_run_keeps_the_same_weights(work: Path, tmp_path: Path, layout: s
     assert whole.kept_step is not None and whole.kept_step + 3 < whole.steps
     killed = recipe_for(work, tmp_path / "killed", **keys)
     kill_at(monkeypatch, killed, whole.kept_step + 4)
+    best, newest = (tmp_path / f"killed/checkpoints/checkpoint-{whole.kept_step + more}" for more in (0, 3))
+    assert set(best.parent.glob("checkpoint-*")) == {best, newest}
+    states = {file.name for file in newest.iterdir()} - {file.name for file in best.iterdir()}
+    assert states == {"optimizer.pt", "scheduler.pt", "rng_state.pth"}
     resumed = train(killed)
     assert resumed.resumed_from == whole.kept_step + 3
     assert (resumed.validation, resumed.kept_step) == (whole.validation, whole.kept_step)
