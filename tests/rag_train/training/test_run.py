@@ -284,10 +284,12 @@ def test_skips_incomplete_checkpoints(tmp_path: Path):
         if step < 12:  # a run killed before the marker is written
             arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
             MarkComplete().on_save(arguments, TrainerState(global_step=step), TrainerControl())
+    assert not (tmp_path / "checkpoint-2").exists()
     assert newest_complete(tmp_path) == tmp_path / "checkpoint-10"
-    (tmp_path / "checkpoint-10" / "model.safetensors").write_bytes(b"wei")
-    assert newest_complete(tmp_path) == tmp_path / "checkpoint-2"
-    (tmp_path / "checkpoint-2" / "model.safetensors").unlink()
+    weights = tmp_path / "checkpoint-10" / "model.safetensors"
+    weights.write_bytes(b"wei")
+    assert newest_complete(tmp_path) is None
+    weights.unlink()
     assert newest_complete(tmp_path) is None
 
 
