@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from rag_train.training.data import DPO
 from rag_train.training.masking import IGNORE
-from rag_train.training.packing import distinct_tokens, pack, sortable
+from rag_train.training.packing import distinct_tokens, pack_rows, sortable
 from rag_train.training.recipe import RLRecipe, TrainRecipe
 from rag_train.training.rows import TokenColumn
 from rag_train.training.tree import few_lengths
@@ -75,7 +75,7 @@ def _added(examples: int, passes: Iterable[Pass]) -> Epoch:
 
 def _packed(rows: Dataset, budget: int, seed: int) -> Iterator[Pass]:
     ids, labels = TokenColumn(rows, "input_ids"), TokenColumn(rows, "labels")
-    for members in pack(ids, budget, seed):
+    for members in pack_rows(rows, budget, seed):
         trained = sum(int((labels[i][1:] != IGNORE).sum()) for i in members)
         yield Pass(distinct_tokens([sortable(ids[i]) for i in members]), trained)
 

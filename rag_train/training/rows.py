@@ -184,11 +184,6 @@ class TokenColumn(Sequence[np.ndarray]):
         return lengths if self._numbers is None else lengths[self._numbers]
 
 
-def token_column(rows: Rows, name: str) -> Sequence[Any]:
-    """Return one column of ``rows`` as a sequence of token ids."""
-    return TokenColumn(rows, name) if isinstance(rows, Dataset) else [row[name] for row in rows]
-
-
 def largest_token(rows: Dataset) -> int:
     """Return the largest token id in the files that ``rows`` come from."""
     chunks = (chunk for name in rows.column_names for chunk in rows.data.column(name).chunks)

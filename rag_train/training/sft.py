@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerBase, Trainer, default_data_collator
 from trl import SFTConfig, SFTTrainer
 
 from rag_train.training.masking import IGNORE
-from rag_train.training.packing import pack
+from rag_train.training.packing import pack_rows
 from rag_train.training.recipe import TrainRecipe
-from rag_train.training.rows import LazyRows, Row, Rows, token_column
+from rag_train.training.rows import LazyRows, Row, Rows
 from rag_train.training.setup import lora_config, trainer_arguments, tree_parts
 from rag_train.training.tree import lay_out, path_logits, path_logprobs
 from rag_train.training.validation import HeldOutTrainer
@@ -73,11 +73,13 @@ def packed_rows(rows: Rows, budget: int, seed: int) -> LazyRows:
     A packed row is a `Tree` and, for every trained token, the index at which it is predicted (``at``) and its id
     (``labels``).
     """
-    members = pack(token_column(rows, "input_ids"), budget, seed)
+    if not isinstance(rows, Dataset):
+        rows = Dataset.from_list(list(rows))
+    members = pack_rows(rows, budget, seed)
     return LazyRows(len(members), partial(_packed_row, rows, members))
 
 
-def _packed_row(rows: Rows, members: Sequence[Sequence[int]], number: int) -> Row:
+def _packed_row(rows: Dataset, members: Sequence[Sequence[int]], number: int) -> Row:
     examples = [rows[i] for i in members[number]]
     tree = lay_out([example["input_ids"] for example in examples])
     trained = [

@@ -18,8 +18,10 @@ from rag_train.training.recipe import TrainRecipe
 
 def require_disjoint(data: Path, eval_data: Path) -> None:
     """Raise UserError if a question is in both files, by its id or by its prompt."""
-    known = {key for question in _questions(data) for key in question}
-    shared = [keys[0][1] for keys in _questions(eval_data) if known.intersection(keys)]
+    held_out = list(_questions(eval_data))  # the smaller file; the other one is read as a stream
+    asked = {key for keys in held_out for key in keys}
+    known = {key for keys in _questions(data) for key in keys if key in asked}
+    shared = [keys[0][1] for keys in held_out if known.intersection(keys)]
     if shared:
         raise UserError(
             f"eval_data {eval_data}: {len(shared)} of its examples ask questions that are in data {data} too, the "

@@ -12,6 +12,7 @@ from support.training import TOKENIZER, recipe_in, write
 from rag_train.schema import Segment, SFTRecord
 from rag_train.training.data import dpo_rows, sft_rows
 from rag_train.training.epoch import epoch
+from rag_train.training.packing import pack_rows
 from rag_train.training.recipe import DPORecipe, SFTRecipe
 from rag_train.training.rows import LazyRows
 from rag_train.training.sft import packed_rows
@@ -33,7 +34,9 @@ def test_packed_rows_are_counted_as_they_are_padded(work: Path, tmp_path: Path, 
     """The estimate took the budget itself, and the mean share of trained tokens."""
     recipe = recipe_in(work, tmp_path / "out", batch_size=1, sft=SFTRecipe(pack_tokens=budget))
     rows, _ = sft_rows(work / "sft.jsonl", TOKENIZER, max_tokens=500, chat=False)
+    pack_rows.cache_clear()
     counted, real = epoch(recipe, rows), lengths(packed_rows(rows, budget, recipe.seed))
+    assert pack_rows.cache_info().misses == 1
     tokens, predicted = zip(*real, strict=True)
     assert (counted.passes, counted.tokens, counted.predicted) == (len(real), sum(tokens), sum(predicted))
     assert counted.largest == (max(tokens), max(predicted))
