@@ -10,8 +10,15 @@ from dataclasses import dataclass
 
 from rag_train.errors import UserError
 
-UTILISATION = 0.4
-"""Assumed share of the peak in training. Llama 3 states 0.38 to 0.43 on H100 (Grattafiori et al. 2024, table 4)."""
+UTILISATION = 0.3
+"""Assumed share of the peak in training, without the operations of attention (`rag_train.training.plan`).
+
+It is from torchtitan, Llama 3.1 8B in bf16 on 8 H100, FSDP2, selective checkpointing: 5,762 tokens a second on
+each GPU, 6,667 with torch.compile (github.com/pytorch/torchtitan at 31a17bf, table 1 of
+benchmarks/llama3_h100_202412_torchtitan.md). With 6 operations for a token and each of 7.5 billion weights, without
+the embeddings, these are 0.26 and 0.30 of 989 TFLOP/s. The page itself states 0.33 and 0.39, which count attention,
+and says that the GPUs were limited to 500 W.
+"""
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,8 @@ class Plan:
             yield "No time: how long sampling takes is known only from a run."
         elif self.device:
             yield (
-                f"Time: {self.operations:.3g} operations at {UTILISATION:.0%} (assumed, not measured) of "
+                f"Time: {self.operations:.3g} operations at {UTILISATION:.0%} "
+                "(assumed: torchtitan's for 8B on 8 H100) of "
                 f"{self.device.peak / 1e12:,.0f} TFLOP/s, the device's dense bf16 peak; without attention itself, "
                 "loading, validation and saving."
             )
