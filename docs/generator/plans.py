@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from generator.markdown import table
+from generator.markdown import number, percent, table
 from rag_train.doctor.capacity import serving, sizes
 from rag_train.downloads.catalogue import CATALOGUE
 from rag_train.model_presets import PRESETS
 from rag_train.recipe import parse_yaml
 from rag_train.strategies.bounds import BOUNDS
-from rag_train.training.devices import find_device
+from rag_train.training.devices import UTILISATION, find_device
 from rag_train.training.epoch import Epoch, Pass
 from rag_train.training.memory import Sharding, estimate
 from rag_train.training.plan import Plan
@@ -20,6 +23,7 @@ from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRec
 from rag_train.training.tree import few_lengths
 
 ROOT = Path(__file__).parents[2]
+GIB = 2**30
 SECTIONS = {"sft": SFTRecipe, "dpo": DPORecipe, "lora": LoraRecipe}
 
 
@@ -101,6 +105,91 @@ def evaluation_bounds(strategies: list[str], questions: int) -> str:
     return table(columns, rows, "l")
 
 
+# --- retrieval --------------------------------------------------------------------------------------------------
+
+ENCODER = {"name": "e5-base", "weights": 12 * 12 * 768**2, "dimension": 768}
+"""Layers of BERT's base size have 12 h² weights, without embeddings."""
+PASSAGE_TOKENS = 130
+"""Assumed tokens of a passage of 100 words."""
+CENTROIDS, CODE, LINKS = 65536, 64, 32
+"""Of the index factory strings IVF65536,PQ64 and HNSW32."""
+
+
+def vector_bytes(count: int, dimension: int) -> dict[str, int]:
+    """Return the bytes of FAISS's indexes of ``count`` vectors, whose numbers are in fp32.
+
+    IVF-PQ has a code and an id of 8 bytes for each vector, the centroids and the codebooks. HNSW has each vector,
+    twice M links on the lowest level, M links on each higher one, to which one vector in M goes on, and 12 bytes of
+    positions.
+    """
+    vector = 4 * dimension
+    return {
+        "Flat": count * vector,
+        f"IVF{CENTROIDS},PQ{CODE}": count * (CODE + 8) + (CENTROIDS + 256) * vector,
+        f"HNSW{LINKS}": count * (vector + 8 * LINKS + 12 + round(4 * LINKS / (LINKS - 1))),
+    }
+
+
+def extrapolated(
+    runs: Sequence[dict[str, Any]], value: Callable[[dict[str, Any]], float], passages: int
+) -> tuple[float, float | None]:
+    """Return ``value`` at ``passages``, in proportion to that of the largest of ``runs``, and its error.
+
+    The error is how far the smallest run, extrapolated in the same way, is from what the largest one measured; None
+    for a single run.
+    """
+    first, last = (choose(runs, key=lambda run: run["passages"]) for choose in (min, max))
+    scaled = value(last) * passages / last["passages"]
+    error = value(first) * last["passages"] / first["passages"] / value(last) - 1
+    return scaled, error if len(runs) > 1 else None
+
+
+def retrieval_plan(passages: int, device: str = "h100") -> str:
+    """Return what BM25 and dense retrieval take: times extrapolated from measurements, sizes computed."""
+    runs = [json.loads(path.read_text()) for path in sorted((ROOT / "docs/results").glob("bench_retrieval*.json"))]
+    width, found = ENCODER["dimension"], find_device(device)
+    encoding = 2 * ENCODER["weights"] * PASSAGE_TOKENS * passages / (UTILISATION * found.peak)
+    largest = max(run["passages"] for run in runs)
+    times = f"measured at {largest:,} × {number(passages / largest, 0)}"
+    memory, of_memory = extrapolated(runs, lambda run: run["bm25"]["peak_gib"], passages)
+    query, of_query = extrapolated(runs, lambda run: 1000 / median(run["bm25"]["queries_per_second"]), passages)
+    batch, of_batch = extrapolated(
+        runs, lambda run: median(run["dense"]["search_seconds"]) * width / run["dense"]["dimension"], passages
+    )
+    rows = [
+        ["BM25: memory of a search", f"{number(memory, 1)} GiB", times, _error(of_memory)],
+        ["BM25: a query on 2 CPU cores", f"{number(query, 0)} ms", times, _error(of_query)],
+        [
+            f"dense: encoding on one {found.name}",
+            f"{number(encoding / 60, 0)} minutes",
+            f"2 operations for a token and each of {ENCODER['weights'] / 1e6:.0f} M weights, "
+            f"{PASSAGE_TOKENS} tokens a passage, at {UTILISATION:.0%} of {found.peak / 1e12:,.0f} TFLOP/s",
+            "unknown: not measured, and a small model may reach a smaller share",
+        ],
+        [
+            "dense: 256 exact searches on 2 CPU cores",
+            f"{number(batch, 0)} s",
+            f"{times} × {width} / {runs[0]['dense']['dimension']} dimensions",
+            _error(of_batch),
+        ],
+    ]
+    for kind, size in vector_bytes(passages, width).items():
+        rows.append([f"dense: `{kind}`", f"{number(size / GIB, 1)} GiB", BYTES[kind], "under 1%"])
+    return table(["what", f"{passages:,} passages", "computed as", "error"], rows, "lrll")
+
+
+BYTES = {
+    "Flat": "4 d",
+    f"IVF{CENTROIDS},PQ{CODE}": f"{CODE} + 8, and 4 d for each of {CENTROIDS:,} centroids",
+    f"HNSW{LINKS}": f"4 d + 8 × {LINKS} + 16",
+}
+"""Bytes of a vector of d dimensions (`vector_bytes`)."""
+
+
+def _error(error: float | None) -> str:
+    return "unknown: one size measured" if error is None else f"{percent(error)}%"
+
+
 def serving_gib(preset: str) -> str:
     """Return the memory that serving a preset's model takes, in GiB."""
     return f"{serving(PRESETS[preset]) / 2**30:.0f}"
@@ -113,6 +202,14 @@ def download_gb(*names: str) -> str:
 
 FUNCTIONS = {
     function.__name__: function
-    for function in (imitation_plan, calibration_plan, memory_table, evaluation_bounds, serving_gib, download_gb)
+    for function in (
+        imitation_plan,
+        calibration_plan,
+        memory_table,
+        evaluation_bounds,
+        retrieval_plan,
+        serving_gib,
+        download_gb,
+    )
 }
 """What a page may call between ``[[=`` and ``=]]``."""
