@@ -1,4 +1,4 @@
-"""The estimate of an evaluation (`rag-train eval --dry-run`), from a few questions of each cell.
+"""The estimate of an evaluation or a reproduction (`--dry-run`), from a few questions of each cell.
 
 The questions are answered in a temporary directory, so that nothing is kept but the engine's cache. Only cells that
 lack answers are asked. The most calls and searches of a question are the strategies' stated bounds.
@@ -18,7 +18,8 @@ from rag_train.eval.matrix.run import for_model, open_kits, stores
 from rag_train.questions.load import at_most
 from rag_train.resumable import cost
 from rag_train.retrieval.base import Retriever
-from rag_train.schema import Question, Trajectory
+from rag_train.schema import Question
+from rag_train.strategies.base import Kit
 from rag_train.strategies.bounds import BOUNDS, Bound
 from rag_train.strategies.kit import KitConfig
 from rag_train.strategies.registry import BUDGET, parse_strategy
@@ -36,36 +37,40 @@ class CellEstimate:
 
     Attributes:
         questions: number of questions without an answer.
-        asked: number of them that were asked, with the sums of ``calls``, ``searches``, tokens and ``seconds``.
+        most: the most calls and searches of a question, if they are stated.
+        asked: number of questions that were asked, with the sums of ``calls``, ``searches``, tokens, ``seconds``
+            and the ``size`` of their answers in bytes.
     """
 
     cell: str
     questions: int
-    asked: int
-    calls: int
-    searches: int
-    prompt_tokens: int
-    completion_tokens: int
-    seconds: float
     most: Bound | None
+    asked: int = 0
+    calls: int = 0
+    searches: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+    size: int = 0
 
-    def scaled(self, value: float) -> float:
-        """Return what a sum over the questions that were asked is for all."""
-        return value * self.questions / self.asked
+    def scaled(self, value: float) -> float | None:
+        """Return what a sum over the questions that were asked is for all; None if none was asked."""
+        return value * self.questions / self.asked if self.asked else None
 
     def figures(self, prices: tuple[float, float]) -> dict[str, float | None]:
         """Return the numbers of the table by column; ``prices`` are those of a million tokens read and written."""
-        read, written = self.scaled(self.prompt_tokens), self.scaled(self.completion_tokens)
+        read, written = self.prompt_tokens, self.completion_tokens
         return {
             "questions": self.questions,
             "calls": self.scaled(self.calls),
             "calls at most": self.most and self.most.calls * self.questions,
             "searches": self.scaled(self.searches),
             "searches at most": self.most and self.most.retrievals * self.questions,
-            "tokens read": read,
-            "tokens written": written,
-            "minutes": self.scaled(self.seconds) / 60,
-            "dollars": (read * prices[0] + written * prices[1]) / 1e6,
+            "tokens read": self.scaled(read),
+            "tokens written": self.scaled(written),
+            "minutes": self.scaled(self.seconds / 60),
+            "MiB": self.scaled(self.size / 2**20),
+            "dollars": self.scaled((read * prices[0] + written * prices[1]) / 1e6),
         }
 
 
@@ -96,29 +101,30 @@ async def estimate_matrix(
             continue
         async with open_kits(model_config, retrievers, lacking) as kits:
             for name, missing in lacking.items():
-                few = at_most(missing, max(LEAST, len(missing) // SHARE), seed)
-                with tempfile.TemporaryDirectory() as folder:
-                    start = time.perf_counter()
-                    answered = await Answers(Path(folder), name.strategy, {}).ask(kits[name.retriever], few)
-                    seconds = time.perf_counter() - start
-                found.append(_estimate(name, len(missing), answered, seconds, config.passages))
+                found.append(await estimate_cell(name.id, name.strategy, kits[name.retriever], missing, seed))
     return found
 
 
-def _estimate(
-    name: CellName, questions: int, answered: Sequence[Trajectory], seconds: float, passages: int
-) -> CellEstimate:
+async def estimate_cell(cell: str, strategy: str, kit: Kit, missing: Sequence[Question], seed: int) -> CellEstimate:
+    """Ask a few of the ``missing`` questions, and estimate all."""
+    few = at_most(missing, max(LEAST, len(missing) // SHARE), seed)
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        answered = await Answers(Path(folder), strategy, {}).ask(kit, few)
+        seconds = time.perf_counter() - start
+        size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
     sums = cost(call for trajectory in answered for call in trajectory.calls)
     return CellEstimate(
-        cell=name.id,
-        questions=questions,
+        cell=cell,
+        questions=len(missing),
+        most=bound(strategy, kit.passages),
         asked=len(answered),
         calls=sums["engine_calls"],
         searches=sum(trajectory.retrievals for trajectory in answered),
         prompt_tokens=sums["prompt_tokens"],
         completion_tokens=sums["completion_tokens"],
         seconds=seconds,
-        most=bound(name.strategy, passages),
+        size=size,
     )
 
 
@@ -135,6 +141,7 @@ def bound(strategy: str, passages: int) -> Bound | None:
 
 
 COLUMNS = {
+    "cells": ",.0f",
     "questions": ",.0f",
     "calls": ",.0f",
     "calls at most": ",.0f",
@@ -143,40 +150,47 @@ COLUMNS = {
     "tokens read": ",.0f",
     "tokens written": ",.0f",
     "minutes": ",.1f",
+    "MiB": ",.1f",
     "dollars": ",.2f",
 }
 """Columns of the table after the first, with the format of their numbers."""
-IMPORTANCE = (1, 2, 8, 6, 7, 9, 3, 4, 5)
-NOTES = (
-    "At most: the strategies' stated bounds, for three passages and default settings; not known for others.",
+IMPORTANCE = ("cells", "questions", "calls", "minutes", "tokens read", "tokens written", "dollars", "calls at most")
+IMPORTANCE += ("MiB", "searches", "searches at most")
+MOST = "At most: the strategies' stated bounds, for three passages and default settings; not known for others."
+MEANS = (
+    "Means of {} questions that were asked for this estimate, times the questions without an answer.",
+    MOST,
     "Minutes: at the speed of the questions asked, without the engine's start; a run keeps up to 512 questions in "
-    "flight and takes less.",
+    "flight and takes less. MiB: the answers on disk.",
 )
+UNASKED = ("No question was asked: the mini world's models are trained before they answer.", MOST)
 
 
-def estimate_table(estimates: Sequence[CellEstimate], prices: tuple[float, float]) -> Table:
-    """Return a row for each cell and one for all, with the assumptions as notes. Dollars need prices."""
-    shown = [name for name in COLUMNS if name != "dollars" or any(prices)]
-    figures = [each.figures(prices) for each in estimates]
-    columns = {name: [each[name] for each in figures] for name in shown}
-    total = {name: _sum(values) for name, values in columns.items()}
-    rows = [[each.cell, *_formatted(of, shown)] for each, of in zip(estimates, figures, strict=True)]
-    asked = sum(each.asked for each in estimates)
-    means = f"Means of {asked} questions that were asked for this estimate, times the questions without an answer."
+def estimate_table(groups: Mapping[str, Sequence[CellEstimate]], prices: tuple[float, float]) -> Table:
+    """Return a row for each group of cells and one for all, with the assumptions as notes. Dollars need prices."""
+    grouped = any(len(cells) > 1 for cells in groups.values())
+    shown = [name for name in COLUMNS if {"dollars": any(prices), "cells": grouped}.get(name, True)]
+    figures = {name: _total([each.figures(prices) for each in cells]) for name, cells in groups.items()}
+    figures["all"] = _total([each.figures(prices) for cells in groups.values() for each in cells])
+    asked = sum(each.asked for cells in groups.values() for each in cells)
     return Table(
         title="Dry run",
         caption="What the missing answers would take.",
         columns=["", *shown],
-        rows=[*rows, ["all", *_formatted(total, shown)]],
-        notes=[means, *NOTES],
-        importance=[number for number in IMPORTANCE if number <= len(shown)],
+        rows=[[name, *_formatted(of, shown)] for name, of in figures.items()],
+        notes=[note.format(asked) for note in (MEANS if asked else UNASKED)],
+        importance=[1 + shown.index(name) for name in IMPORTANCE if name in shown],
     )
 
 
-def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+def _total(cells: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """Return the number of cells, and the sum of each figure that is known for all of them."""
+    sums: dict[str, float | None] = {"cells": len(cells)}
+    for name in cells[0]:
+        known = [value for cell in cells if (value := cell[name]) is not None]
+        sums[name] = sum(known) if len(known) == len(cells) else None
+    return sums
 
 
 def _formatted(figures: Mapping[str, float | None], shown: Sequence[str]) -> list[str]:
-    return [NOTHING if figures[name] is None else format(figures[name], COLUMNS[name]) for name in shown]
+    return [NOTHING if (value := figures[name]) is None else format(value, COLUMNS[name]) for name in shown]

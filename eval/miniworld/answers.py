@@ -38,8 +38,7 @@ async def ask(lab: Lab, requests: Mapping[Request, Sequence[Question]]) -> dict[
     for (model, role), group in by_models.items():
         directory = await checkpoint(lab, model)
         others = {role[0]: await checkpoint(lab, role[1])} if role else {}
-        settings = {"model": model, "role": list(role or ())}
-        kept = {request: Answers(lab.folder / "answers", request.strategy, settings) for request in group}
+        kept = {request: stored(lab, request) for request in group}
         missing = [request for request in group if kept[request].missing(requests[request])]
         async with AsyncExitStack() as stack:
             # An engine starts only if a request needs it.
@@ -58,3 +57,9 @@ async def ask(lab: Lab, requests: Mapping[Request, Sequence[Question]]) -> dict[
                     await kept[request].ask(lab.kit(llm, models), requests[request])
                 out[request] = kept[request].of(requests[request])
     return out
+
+
+def stored(lab: Lab, request: Request) -> Answers:
+    """Return the answers to a request's strategy by its models, as far as they are there."""
+    settings = {"model": request.model, "role": list(request.role or ())}
+    return Answers(lab.folder / "answers", request.strategy, settings)

@@ -91,11 +91,15 @@ class Measurements:
         self.sources = sources
         self.answers: dict[Request, RequestAnswers] = {}
 
-    async def run(self, tables: Iterable[PublishedTable]) -> None:
-        """Answer all requests of the tables."""
+    def wanted(self, tables: Iterable[PublishedTable]) -> list[Request]:
+        """Return all requests of the tables, each once."""
         wanted = dict.fromkeys(request for table in tables for request in self.requests(table))
         # The base model's own answers show what it knows (DeepRAG, Table 3).
-        wanted |= dict.fromkeys(_cot(request.questions) for request in wanted)
+        return list(wanted | dict.fromkeys(_cot(request.questions) for request in wanted))
+
+    async def run(self, tables: Iterable[PublishedTable]) -> None:
+        """Answer all requests of the tables."""
+        wanted = self.wanted(tables)
         for source in self.sources:
             for request, trajectories in (await source.answers(wanted)).items():
                 answers = self.answers.setdefault(request, RequestAnswers([], []))

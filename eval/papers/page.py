@@ -11,6 +11,7 @@ from math import isnan
 from pathlib import Path
 from typing import get_args
 
+from rag_train.eval.matrix.estimate import CellEstimate
 from rag_train.eval.metrics.intervals import Interval
 from rag_train.eval.miniworld.answers import Request
 from rag_train.eval.papers.measured import Measurements
@@ -64,13 +65,7 @@ def reproduce(paper: str | None, id: str | None, sources: Sequence[Source], outp
     """
     chosen = chosen_tables(paper, id)
     measurements = Measurements(sources)
-    compared = [  # tables that claims about the chosen tables compare with
-        papers()[name].tables[claim.worse_table]
-        for name, table_id, _ in chosen
-        for claim in papers()[name].claims
-        if claim.table == table_id and claim.worse_table
-    ]
-    asyncio.run(measurements.run([*(published for _, _, published in chosen), *compared]))
+    asyncio.run(measurements.run(_with_compared(chosen)))
     tables = {(name, id): measured_table(name, id, published, measurements) for name, id, published in chosen}
     verdicts = [
         ordering
@@ -89,6 +84,30 @@ def reproduce(paper: str | None, id: str | None, sources: Sequence[Source], outp
     console.print(claims)
     console.print(f"wrote {output / 'reproduction.html'}")
     return verdicts
+
+
+async def estimate(paper: str | None, id: str | None, sources: Sequence[Source]) -> dict[str, list[CellEstimate]]:
+    """Return, by model, what the missing answers of the chosen tables would take.
+
+    Raises UserError for an unknown paper or table.
+    """
+    wanted = Measurements(sources).wanted(_with_compared(chosen_tables(paper, id)))
+    by_model: dict[str, list[CellEstimate]] = {}
+    for source in sources:
+        for request, found in (await source.estimate(wanted)).items():
+            by_model.setdefault(request.model, []).append(found)
+    return by_model
+
+
+def _with_compared(chosen: Sequence[tuple[str, str, PublishedTable]]) -> list[PublishedTable]:
+    """Return the chosen tables and those that claims about them compare with."""
+    compared = [
+        papers()[name].tables[claim.worse_table]
+        for name, table_id, _ in chosen
+        for claim in papers()[name].claims
+        if claim.table == table_id and claim.worse_table
+    ]
+    return [*(published for _, _, published in chosen), *compared]
 
 
 def measured_table(name: str, id: str, published: PublishedTable, measurements: Measurements) -> Table:

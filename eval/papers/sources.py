@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from rag_train.errors import UserError
 from rag_train.eval.matrix.answers import Answers
-from rag_train.eval.miniworld.answers import Request, ask
+from rag_train.eval.matrix.estimate import CellEstimate, bound, estimate_cell
+from rag_train.eval.miniworld.answers import Request, ask, stored
 from rag_train.eval.miniworld.lab import QUESTION_SETS, Lab, Settings
 from rag_train.eval.papers.printed import PublishedTable, Row
 from rag_train.progress import console
 from rag_train.questions.load import at_most, load_questions
 from rag_train.retrieval.base import Retriever
 from rag_train.schema import Question, Trajectory
+from rag_train.strategies.base import Kit
 from rag_train.strategies.kit import KitConfig, open_kit
 from rag_train.strategies.registry import build
+
+T = TypeVar("T")
+PASSAGES = 3
+"""Passages of a retrieval in the mini world."""
 
 STANDS_FOR: dict[str, str] = {
     "hotpotqa": "two-hop",
@@ -77,6 +83,10 @@ class Source(Protocol):
         """Return the trajectories of the requests that the source can answer."""
         ...
 
+    async def estimate(self, requests: Iterable[Request]) -> dict[Request, CellEstimate]:
+        """Return what the missing answers of the requests would take."""
+        ...
+
 
 class MiniWorldSource:
     """One seed of the mini world."""
@@ -133,6 +143,17 @@ class MiniWorldSource:
     async def answers(self, requests: Iterable[Request]) -> dict[Request, list[Trajectory]]:
         return await ask(self.lab, {request: self.questions(request.questions) for request in requests})
 
+    async def estimate(self, requests: Iterable[Request]) -> dict[Request, CellEstimate]:
+        """Return the missing questions with their bounds; models that are not trained yet cannot be asked."""
+        missing = {each: stored(self.lab, each).missing(self.questions(each.questions)) for each in requests}
+        return {
+            request: CellEstimate(
+                cell_of(request, self.lab.seed), len(questions), bound(request.strategy, PASSAGES)
+            )
+            for request, questions in missing.items()
+            if questions
+        }
+
 
 @dataclass
 class CheckpointSource:
@@ -162,11 +183,28 @@ class CheckpointSource:
         return at_most(load_questions(self.files[name]), self.sample, self.seed)
 
     async def answers(self, requests: Iterable[Request]) -> dict[Request, list[Trajectory]]:
+        async def ask(request: Request, kit: Kit, kept: Answers) -> list[Trajectory]:
+            return await kept.ask(kit, self.questions(request.questions))
+
+        return await self._with_kits(requests, ask)
+
+    async def estimate(self, requests: Iterable[Request]) -> dict[Request, CellEstimate]:
+        async def ask_few(request: Request, kit: Kit, kept: Answers) -> CellEstimate:
+            missing = self._missing(request)
+            return await estimate_cell(cell_of(request, self.seed), request.strategy, kit, missing, self.seed)
+
+        lacking = [each for each in requests if self._can(each) and self._missing(each)]
+        return await self._with_kits(lacking, ask_few)
+
+    async def _with_kits(
+        self, requests: Iterable[Request], work: Callable[[Request, Kit, Answers], Awaitable[T]]
+    ) -> dict[Request, T]:
+        """Start each model once, and return what ``work`` makes of the requests that the source can answer."""
         by_model: dict[str, list[Request]] = {}
         for request in dict.fromkeys(requests):
-            if request.model in self.models and request.questions in self.files and request.role is None:
+            if self._can(request):
                 by_model.setdefault(request.model, []).append(request)
-        out: dict[Request, list[Trajectory]] = {}
+        out: dict[Request, T] = {}
         for model, group in by_model.items():
             async with open_kit(replace(self.kit, model=self.models[model]), self.retrievers) as kit:
                 for request in group:
@@ -175,6 +213,20 @@ class CheckpointSource:
                     except UserError as error:  # a retriever is missing; the other rows are still worth measuring
                         console.print(f"skipped {request.strategy}: {error}")
                         continue
-                    answers = Answers(self.work / model, request.strategy, {"model": self.models[model]})
-                    out[request] = await answers.ask(kit, self.questions(request.questions))
+                    out[request] = await work(request, kit, self._stored(request))
         return out
+
+    def _can(self, request: Request) -> bool:
+        return request.model in self.models and request.questions in self.files and request.role is None
+
+    def _stored(self, request: Request) -> Answers:
+        return Answers(self.work / request.model, request.strategy, {"model": self.models[request.model]})
+
+    def _missing(self, request: Request) -> list[Question]:
+        return self._stored(request).missing(self.questions(request.questions))
+
+
+def cell_of(request: Request, seed: int) -> str:
+    """Return a name for one request of one seed: model, role, strategy, questions and seed."""
+    roles = [f"{role}={model}" for role, model in [request.role or ("", "")] if role]
+    return "/".join([request.model, *roles, request.strategy, request.questions, str(seed)])

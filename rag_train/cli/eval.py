@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -23,6 +23,7 @@ from rag_train.cli.options import (
     Reranker,
     Roles,
     Urls,
+    announce,
     engine_config,
     kit_config,
     numbers,
@@ -32,7 +33,8 @@ from rag_train.pairs import named
 
 if TYPE_CHECKING:
     from rag_train.eval.matrix.cell import Cell
-    from rag_train.strategies.kit import KitConfig
+    from rag_train.eval.matrix.estimate import CellEstimate
+    from rag_train.llm.engines import EngineConfig
     from rag_train.table import Table
 
 T = TypeVar("T")
@@ -58,6 +60,14 @@ Columns = Annotated[
 ]
 Sample = Annotated[int | None, typer.Option(help="Number of questions to draw at random from each dataset.", min=1)]
 Seed = Annotated[int, typer.Option(help="Seed of the question sample.")]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Answer a few questions of each cell, keep only the engine's cache, and estimate calls, tokens, "
+        "time and disk for all.",
+    ),
+]
 Output = Annotated[Path, typer.Option(help="Directory for answers, scores and tables; other cells in it are kept.")]
 
 
@@ -106,21 +116,13 @@ def evaluate(
     metric: Annotated[
         str, typer.Option(help="With --watch: the measure that selects the best checkpoint; higher is better.")
     ] = "em",
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Answer a few questions of each cell, keep nothing but the engine's cache, and estimate calls, "
-            "tokens and time for all.",
-        ),
-    ] = False,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Answer questions with every model, strategy and retriever; write answers, scores and tables.
 
     Each model is started once. Questions that were answered before under the same settings are not answered again.
     """
-    from rag_train.progress import console
     from rag_train.questions.load import at_most, open_questions, parse_columns
     from rag_train.retrieval.specification import split
     from rag_train.strategies.kit import open_retrievers
@@ -136,22 +138,24 @@ def evaluate(
     mapping = parse_columns(columns) if columns else None
     opened = [open_questions(spec, mapping) for spec in questions]
     datasets = _by_name("--questions", [(name, at_most(asked, sample, seed)) for name, asked in opened])
+    counts = ", ".join(
+        f"{len(asked)} question{'s' * (len(asked) != 1)} of {name}" for name, asked in datasets.items()
+    )
+    others = "" if strategy else "; choose others with --strategy"
+    announce(f"{counts}: {', '.join(strategies)}{others}")
     if index:
         by_kind = open_retrievers(index)
         retrievers = {next(iter(by_kind.values())).name: by_kind}
     else:
         indexes = named_places("--retriever", retriever or [])
         retrievers = {name: open_retrievers(split(places)) for name, places in indexes.items()}
-    counts = ", ".join(
-        f"{len(asked)} question{'s' * (len(asked) != 1)} of {name}" for name, asked in datasets.items()
-    )
-    others = "" if strategy else "; choose others with --strategy"
-    console.print(f"{counts}: {', '.join(strategies)}{others}", markup=False, soft_wrap=True)
-
     if dry_run:
         if watch:
             raise UserError("--dry-run: not with --watch, whose checkpoints are not there yet; give --model")
-        _estimate(config, models, strategies, datasets, retrievers, output, seed, as_json=as_json)
+        from rag_train.eval.matrix.estimate import estimate_matrix
+
+        cells = asyncio.run(estimate_matrix(config, models, strategies, datasets, retrievers, output, seed))
+        _print_estimates({each.cell: [each] for each in cells}, config.engine, as_json)
         return
 
     def run(models: dict[str, str]) -> list[Cell]:
@@ -241,9 +245,11 @@ def validate(
     as_json: Json = False,
 ) -> None:
     """Measure how often each module writes its held-out example exactly; classifiers get a confusion matrix."""
+    config = engine_config(engine, url)
+    announce(f"{file}: examples to be written by {model}")
     from rag_train.eval.metrics.modules import module_tables, validate_file
 
-    scores = asyncio.run(validate_file(model, engine_config(engine, url), file))
+    scores = asyncio.run(validate_file(model, config, file))
     if as_json:
         print(json.dumps([score.model_dump(mode="json") for score in scores]))
     else:
@@ -264,16 +270,16 @@ def export(
     print(json.dumps([str(file) for file in files]) if as_json else f"{output}: {len(files):,} files")
 
 
-def _estimate(config: KitConfig, *cells: Any, as_json: bool) -> None:
-    """Ask a few questions of the cells, and print what all would take."""
-    from rag_train.eval.matrix.estimate import estimate_matrix, estimate_table
+def _print_estimates(groups: Mapping[str, list[CellEstimate]], engine: EngineConfig | None, as_json: bool) -> None:
+    """Print what the missing answers of the cells would take, a row for each group."""
+    from rag_train.eval.matrix.estimate import estimate_table
 
-    estimates = asyncio.run(estimate_matrix(config, *cells))
-    prices = config.engine.input_price, config.engine.output_price
+    prices = (engine.input_price, engine.output_price) if engine else (0.0, 0.0)
     if as_json:
-        print(json.dumps([{"cell": each.cell, "asked": each.asked} | each.figures(prices) for each in estimates]))
-    elif estimates:
-        _print_tables([estimate_table(estimates, prices)])
+        cells = [each for group in groups.values() for each in group]
+        print(json.dumps([{"cell": each.cell, "asked": each.asked} | each.figures(prices) for each in cells]))
+    elif groups:
+        _print_tables([estimate_table(groups, prices)])
     else:
         print("all questions are answered already; the command would only write scores and tables")
 
@@ -340,17 +346,24 @@ def reproduce(
     passages: Passages = 3,
     work: Annotated[Path, typer.Option(help="Folder for models and answers, kept between runs.")] = Path("runs"),
     output: Annotated[Path, typer.Option(help="Folder for reproduction.html, .md and .json.")] = REPRODUCTION,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Measure the papers' tables next to their printed numbers, and test the papers' claims.
 
-    With --miniworld, the default sample is 60 questions of each kind.
+    With --miniworld, the default sample is 60 questions of each kind, and --dry-run asks nothing.
     """
-    from rag_train.eval.papers.page import reproduce as run
     from rag_train.eval.papers.printed import chosen_tables
+
+    chosen = chosen_tables(paper, table)  # raises UserError for unknown tables before any training
+    if not (miniworld or (model and questions and index)):
+        raise UserError("give either --miniworld, or --model base=..., --questions DATASET=FILE and --index")
+    announce(f"{len(chosen)} tables, measured in {'the mini world' if miniworld else work / 'reproduce'}")
+    from rag_train.eval.papers.page import estimate
+    from rag_train.eval.papers.page import reproduce as run
     from rag_train.eval.papers.sources import CheckpointSource, MiniWorldSource
 
-    chosen_tables(paper, table)  # raises UserError for unknown tables before any training
+    config = None
     if miniworld:
         from rag_train.eval.miniworld.lab import Settings
 
@@ -359,13 +372,15 @@ def reproduce(
     else:
         from rag_train.strategies.kit import open_retrievers
 
-        if not (model and questions and index):
-            raise UserError("give either --miniworld, or --model base=..., --questions DATASET=FILE and --index")
-        models, files = named_places("--model", model), named_places("--questions", questions)
-        config = kit_config(next(iter(models.values())), index, None, None, reranker, engine, url, passages, True)
+        models, files = named_places("--model", model or []), named_places("--questions", questions or [])
+        indexes, first = index or [], next(iter(models.values()))
+        config = kit_config(first, indexes, None, None, reranker, engine, url, passages, True)
         paths = {dataset: Path(file) for dataset, file in files.items()}
         folder = work / "reproduce"
-        sources = [CheckpointSource(models, paths, config, open_retrievers(index), sample, seed, folder)]
+        sources = [CheckpointSource(models, paths, config, open_retrievers(indexes), sample, seed, folder)]
+    if dry_run:
+        _print_estimates(asyncio.run(estimate(paper, table, sources)), config and config.engine, as_json)
+        return
     orderings = run(paper, table, sources, output)
     if as_json:
         print(json.dumps([ordering.model_dump(mode="json") for ordering in orderings]))

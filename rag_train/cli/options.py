@@ -82,6 +82,13 @@ def report(as_json: bool, summary: Any, line: str) -> None:
     print(json.dumps(summary, default=str) if as_json else line)
 
 
+def announce(text: str) -> None:
+    """Say on standard error what a command does, before it imports libraries for seconds."""
+    from rag_train.progress import console
+
+    console.print(text, markup=False, soft_wrap=True)
+
+
 def engine_config(engine: str, url: list[str] | None) -> EngineConfig:
     """Return the engine configuration of the options, ``KIND[,KEY=VALUE...]`` and addresses.
 

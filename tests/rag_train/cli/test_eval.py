@@ -99,7 +99,8 @@ def test_dry_run_estimates_what_is_missing_and_keeps_nothing(
         found, limited = json.loads(capsys.readouterr().out)
         assert (found["questions"], found["asked"], found["calls"], found["searches"]) == (40, 4, 40, 40)
         assert (limited["searches at most"], limited["calls at most"]) == (0, 40) and not output.exists()
-        assert found["dollars"] == (2 * found["tokens read"] + 10 * found["tokens written"]) / 1e6 > 0
+        dollars = (2 * found["tokens read"] + 10 * found["tokens written"]) / 1e6
+        assert found["dollars"] == pytest.approx(dollars) and dollars > 0 and found["MiB"] > 0
         assert call(monkeypatch, *priced, "--dry-run") == 0
         text = " ".join(capsys.readouterr().out.split())
         assert "Dry run" in text and "Means of 8 questions" in text and " all 80 " in text
@@ -203,3 +204,45 @@ def test_results_go_to_standard_output(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert call(monkeypatch, "compare", str(tmp_path / "m")) == 0
     said = capsys.readouterr()
     assert "Compared with first" in said.out and not said.err
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Path:
+    """A folder with an index and 40 questions."""
+    (tmp_path / "corpus.jsonl").write_text('{"id": "p", "title": "T", "text": "x"}\n')
+    build_index("bm25", tmp_path / "corpus.jsonl", tmp_path / "index", lambda done: None)
+    lines = (question.model_dump_json() + "\n" for question in numbered(*range(40)))
+    (tmp_path / "q.jsonl").write_text("".join(lines))
+    return tmp_path
+
+
+def test_dry_run_of_reproduce_asks_a_few_questions_of_each_cell(
+    asked: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    work = asked / "work"
+    command = ["reproduce", "deeprag", "table2", "--questions", f"2wikimultihopqa={asked / 'q.jsonl'}"]
+    command += ["--model", "base=gpt", "--index", str(asked / "index"), "--work", str(work), "--dry-run"]
+    with chat_server(answer=polite) as server:
+        command += ["--url", server.url, "--engine", "chat,input_price=2,output_price=10"]
+        assert call(monkeypatch, *command, "--json") == 0
+        cells = json.loads(capsys.readouterr().out)
+        assert not work.exists() and {(cell["questions"], cell["asked"]) for cell in cells} == {(40, 4)}
+        assert "base/cot/2wikimultihopqa/0" in {cell["cell"] for cell in cells}
+        assert all(cell["calls"] >= 40 and cell["MiB"] > 0 and cell["dollars"] > 0 for cell in cells)
+        assert call(monkeypatch, *command) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    base, total = (row for row in rows if row and row[0] in ("base", "all"))
+    assert base[1:] == total[1:] and base[1:3] == [str(len(cells)), str(40 * len(cells))]
+
+
+def test_dry_run_of_the_mini_world_counts_and_asks_nothing(tmp_path: Path, monkeypatch, capsys) -> None:
+    command = ["reproduce", "planrag", "--miniworld", "--seeds", "0,1", "--sample", "3", "--work", str(tmp_path)]
+    assert call(monkeypatch, *command, "--dry-run", "--json") == 0
+    cells = json.loads(capsys.readouterr().out)
+    assert {cell["cell"].rpartition("/")[2] for cell in cells} == {"0", "1"} and list(tmp_path.iterdir()) == []
+    assert all((cell["questions"], cell["asked"], cell["calls"]) == (3, 0, None) for cell in cells)
+    [planned] = [cell for cell in cells if cell["cell"] == "taught/planner=planrag/planrag/two-hop/0"]
+    assert planned["calls at most"] == 3 * BOUNDS["planrag"].calls
+    assert call(monkeypatch, *command, "--dry-run") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "models are trained before they answer" in shown and f" all {len(cells)} {3 * len(cells)} – " in shown
