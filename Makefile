@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo demo-seeds real strategies teacher-data fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-hostile bench-memory bench-retrieval retrievers attack audit lock docs clean bench-scale first-hour
+.PHONY: help demo demo-seeds real strategies teacher-data fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-hostile bench-memory bench-retrieval retrievers attack audit lock docs clean bench-scale first-hour first-lines
 
 help:
 	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
@@ -29,6 +29,7 @@ help:
 	@echo "make bench-memory    the memory estimate of training compared with measured peaks"
 	@echo "make bench-training  calibration and imitation on trees compared with TRL's trainers"
 	@echo "make first-hour      the commands of a newcomer's first hour, timed, in an empty folder"
+	@echo "make first-lines     the time until every command prints its first line and progress bar"
 	@echo "make retrievers DATA=DIR       recall and speed of every retriever on real questions"
 	@echo "make bench-retrieval DATA=DIR  retrieval at a million passages compared with other tools"
 
@@ -121,6 +122,9 @@ bench-training: .venv/.ready
 
 first-hour: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.first_hour
+
+first-lines: .venv/.ready
+	$(BIN)/python -m rag_train.eval.benchmarks.first_lines
 
 retrievers: .venv/.ready
 	test -d runs/reranker || $(BIN)/python -m rag_train.eval.benchmarks.train_reranker --data $(DATA)

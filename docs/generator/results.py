@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -613,16 +613,34 @@ def _beside(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
 
 
 def first_hour_table() -> str:
-    def seconds(value: float | None) -> str:
-        return "–" if value is None else number(value, 1)
-
-    rows = []
-    for step in load("first_hour")["steps"]:
-        command = " ".join(step["command"].split()[:3])
-        rows.append([f"`{command}`", *(seconds(step[key]) for key in ("first_line", "first_bar", "seconds"))])
-    total = sum(step["seconds"] for step in load("first_hour")["steps"])
-    rows.append(["all", "", "", number(total, 0)])
+    steps = load("first_hour")["steps"]
+    rows = [[*_times(step, "first_line", "first_bar", "seconds")] for step in steps]
+    rows.append(["all", "", "", number(sum(step["seconds"] for step in steps), 0)])
     return table(["command", "first line, s", "first progress bar, s", "end, s"], rows, "lrrr")
+
+
+def first_lines_table() -> str:
+    rows = [
+        [
+            *_times(step, "first_line", "processor", "first_bar", "seconds"),
+            "" if step["ended"] == "end" else step["ended"],
+        ]
+        for step in load("first_lines")["steps"]
+    ]
+    columns = ["command", "first line, s", "processor time, s", "first progress bar, s", "end, s", "ended by"]
+    return table(columns, rows, "lrrrrl")
+
+
+def _times(step: Mapping[str, Any], *keys: str) -> Iterator[str]:
+    """The command's name and its times."""
+    yield f"`{' '.join(step['command'].split()[:3])}`"
+    for key in keys:
+        yield "–" if step[key] is None else number(step[key], 1)
+
+
+def first_lines_latest() -> str:
+    """The most processor time until a command's first line."""
+    return number(max(step["processor"] for step in load("first_lines")["steps"]), 1)
 
 
 def first_hour_outputs() -> str:
@@ -636,7 +654,8 @@ FUNCTIONS = {
     function.__name__: function
     for function in (
         across_seeds, all_claims, attack_table, claims_by_paper, demo_causes, demo_claims, demo_hops, demo_mean,
-        demo_mistakes, demo_seeds, demo_table, demo_timings, first_hour_outputs, first_hour_table, gold_hops,
+        demo_mistakes, demo_seeds, demo_table, demo_timings, first_hour_outputs, first_hour_table,
+        first_lines_latest, first_lines_table, gold_hops,
         gold_left_out, gold_targets, headlines, hostile_table, load, orderings, outage_table, overhead_table,
         provenance, retrieval_speed_table, retrievers_table, router_accuracy, runtime, runtime_reach,
         runtime_table, scale_runner_table, scale_training_table, shortfalls, strategies_table, teacher_ablations,

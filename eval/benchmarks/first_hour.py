@@ -19,11 +19,15 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
+from urllib.error import HTTPError
 from urllib.request import urlopen
+
+import psutil
 
 from rag_train.errors import UserError
 from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error, free_port
-from rag_train.miniworld import pretrain
+from rag_train.working_files import PACKAGE
 
 COLUMNS = "100"
 COMMANDS = (
@@ -45,8 +49,11 @@ COMMANDS = (
 EVERY = {"train": 400, "test": 200}
 """One question in so many is taken from the mini world's files."""
 CODES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
-ADDRESS = re.compile(rb"http://127\.0\.0\.1:\d+/?(?=\s)")
+ADDRESS = re.compile(rb"http://127\.0\.0\.1:\d+/\S*(?=\s)")
 BAR = "━".encode()
+
+Ended = Literal["end", "error", "first answer", "first line"]
+"""How a command ended: by itself, with its error message, or stopped after its first answer or line."""
 
 
 @dataclass
@@ -54,11 +61,14 @@ class Step:
     """A command, its times in seconds, and what it printed."""
 
     command: str
-    seconds: float
-    first_line: float
-    first_bar: float | None
+    seconds: float = 0.0
+    first_line: float = 0.0
+    processor: float = 0.0
+    """Processor time until the first line."""
+    first_bar: float | None = None
     """None if the command shows no progress bar."""
-    output: str
+    ended: Ended = "end"
+    output: str = ""
 
 
 def main() -> None:
@@ -69,9 +79,7 @@ def main() -> None:
 
     with exit_on_user_error(), tempfile.TemporaryDirectory() as folder:
         steps = first_hour(Path(folder))
-    for step in steps:
-        bar = "-" if step.first_bar is None else f"{step.first_bar:.1f}"
-        print(f"{step.first_line:6.1f} {bar:>6} {step.seconds:6.1f} s  {step.command[:70]}")
+    print_steps(steps)
     save_result(options.output / "first_hour.json", {"steps": [asdict(step) for step in steps]})
 
 
@@ -89,13 +97,19 @@ def first_hour(folder: Path) -> list[Step]:
     return steps
 
 
-def run(command: str, folder: Path) -> Step:
+def print_steps(steps: list[Step]) -> None:
+    for step in steps:
+        bar = "-" if step.first_bar is None else f"{step.first_bar:.1f}"
+        print(f"{step.first_line:6.1f} {bar:>6} {step.seconds:6.1f} s  {step.command[:70]}")
+
+
+def run(command: str, folder: Path, *, stop: bool = False, may_fail: bool = False) -> Step:
     """Run a command until its end, or until the address that it prints has answered.
 
-    Raises UserError if the command fails.
+    With ``stop`` it is stopped after its first line. Raises UserError if the command fails; with ``may_fail`` only
+    if it fails with anything but an error message.
     """
-    model = next((Path(pretrain.__file__).parent / "checkpoint").iterdir())
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    model, path = mini_model(), f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = {"MODEL": str(model), "PORT": str(free_port()), "PATH": path, "COLUMNS": COLUMNS, "TERM": "xterm"}
     leader, follower = pty.openpty()
     began = time.perf_counter()
@@ -108,27 +122,45 @@ def run(command: str, folder: Path) -> Step:
         stderr=follower,
     )
     os.close(follower)
-    step, printed, answered = Step(command, 0.0, 0.0, None, ""), b"", False
+    step, printed = Step(command), b""
     with suppress(OSError), os.fdopen(leader, "rb", buffering=0) as terminal:  # EIO: the process has ended
         while chunk := terminal.read(2**16):
             printed += chunk
             step.seconds = time.perf_counter() - began
             if not step.first_line and CODES.sub(b"", printed).strip():
-                step.first_line = step.seconds
+                step.first_line, step.processor = step.seconds, processor_time(process.pid)
             if not step.first_bar and BAR in printed:
                 step.first_bar = step.seconds
-            if not answered and (address := ADDRESS.search(printed)):
-                with urlopen(address[0].decode()) as page:
-                    answered = page.status == 200
-                step.seconds = time.perf_counter() - began
+            if step.ended == "end" and (address := ADDRESS.search(printed)):
+                with suppress(HTTPError):  # also an answer
+                    urlopen(address[0].decode()).close()
+                step.ended, step.seconds = "first answer", time.perf_counter() - began
                 process.send_signal(signal.SIGINT)
-    failed = process.wait() and not answered
-    if not answered:
+            if stop and step.ended == "end" and step.first_line:
+                step.ended = "first line"
+                process.terminate()
+    code = process.wait()
+    if step.ended == "end":
         step.seconds = time.perf_counter() - began
+        step.ended = "error" if code else "end"
     step.output = shown(printed).replace(str(folder), ".").replace(str(model), "$MODEL")
-    if failed:
-        raise UserError(f"{command}: exit code {process.returncode}: {step.output[-1000:]}")
+    if step.ended == "error" and (code != 2 or not may_fail):
+        raise UserError(f"{command}: exit code {code}: {step.output[-1000:]}")
     return step
+
+
+def mini_model() -> Path:
+    """Return the directory of the shipped model."""
+    return next((PACKAGE / "miniworld/checkpoint").iterdir())
+
+
+def processor_time(pid: int) -> float:
+    """Return the seconds of processor time of a process and its children; 0 if the process has ended."""
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+        return sum(sum(each[:4]) for each in times)  # user and system, also of children that have ended
+    return 0.0
 
 
 def shown(printed: bytes) -> str:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from rag_train.data_synth.deeprag.search import SearchConfig
 from rag_train.errors import UserError
-from rag_train.miniworld.pretrain import PretrainConfig
+from rag_train.miniworld.recipe import PretrainConfig
 from rag_train.miniworld.world import WorldConfig
 from rag_train.training.recipe import LoraRecipe
 

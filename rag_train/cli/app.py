@@ -15,7 +15,7 @@ from rag_train.cli.data import downloads
 from rag_train.cli.doctor import examination
 from rag_train.cli.eval import evaluation
 from rag_train.cli.index import indexing
-from rag_train.cli.options import DATA, SERVING, START, Json, Overrides, numbers, report
+from rag_train.cli.options import DATA, SERVING, START, Json, Overrides, announce, numbers, report
 from rag_train.cli.real import real
 from rag_train.cli.serve import serving
 from rag_train.cli.synth import records, synthesis
@@ -107,6 +107,7 @@ def init(
     from rag_train.doctor.guide import write_guide
 
     written = write_working_files(directory)
+    announce("looking for accelerators, to choose a model for the first run")
     guide = write_guide(directory / "recipes")
     listed = [str(path) for path in [*written, guide]]
     report(as_json, listed, f"{directory}: wrote {len(listed)} files to recipes/ and launch/; begin with {guide}")
@@ -140,13 +141,16 @@ def demo(
     The mini world takes minutes on two cores, the atlas (--atlas) about three quarters of an hour.
     """
     from rag_train.eval.demo.recipe import DemoRecipe
-    from rag_train.eval.demo.run import run_demo
     from rag_train.recipe import load_recipe
 
     name = "demo_atlas" if atlas else "demo"
     chosen = load_recipe(DemoRecipe, recipe or PACKAGE / f"recipes/{name}.yaml", overrides or [])
     work = work or Path("runs") / name.replace("_", "-")
-    results = run_demo(chosen, numbers("--seeds", seeds), work, output or work, scratch=scratch)
+    chosen_seeds = numbers("--seeds", seeds)
+    announce(f"{name}, seeds {seeds}: models and data in {work}")
+    from rag_train.eval.demo.run import run_demo
+
+    results = run_demo(chosen, chosen_seeds, work, output or work, scratch=scratch)
     if as_json:
         print(results.model_dump_json())
 

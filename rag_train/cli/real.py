@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rag_train.cli.options import START, Json, report
+from rag_train.cli.options import START, Json, announce, report
 
 real = typer.Typer()
 
@@ -33,5 +33,6 @@ def write_atlas_files(
     """Write real facts about places and elements: corpus.jsonl and the questions of train, dev and test."""
     from rag_train.atlas.write import write_atlas
 
+    announce(f"{output}: reading the facts and making questions")
     counts = write_atlas(output, seed)
     report(as_json, counts, f"{output}: {', '.join(f'{count:,} {name}' for name, count in counts.items())}")

@@ -18,6 +18,7 @@ from rag_train.cli.options import (
     Reranker,
     Roles,
     Urls,
+    announce,
     kit_config,
 )
 
@@ -55,10 +56,12 @@ def serve_retriever(
     rrf(A, B), weighted(0.3*A, 0.7*B), rerank(A, MODEL), cache(A, FILE)
     """
     from rag_train.retrieval.open import open_retriever
+
+    retriever = open_retriever(place)
+    announce(f"{retriever.name}: starting the service")
     from rag_train.serving.http import Access, address, listen
     from rag_train.serving.retriever import Limits, serve
 
-    retriever = open_retriever(place)
     size = f"{len(retriever):,} passages, " if isinstance(retriever, Sized) else ""
     with listen(host, port) as sock:
         ready = f"{retriever.name}: {size}{address(sock)}/search"
@@ -87,6 +90,7 @@ def serve_strategy(
     from rag_train.strategies.kit import open_kit, open_retrievers
 
     config = kit_config(model, index, adapter, role, reranker, engine, url, passages, instructions, [name])
+    announce(f"opening {', '.join(index)} and {model}")
     retrievers = open_retrievers(index)
     with listen(host, port) as sock:
         ready = f"{name} with {model} and {next(iter(retrievers.values())).name}: {address(sock)}/"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from rag_train.cli.options import Json, Overrides, report
+from rag_train.cli.options import Json, Overrides, announce, report
 from rag_train.errors import UserError
 
 if TYPE_CHECKING:
@@ -224,11 +224,13 @@ def _synthesize(
 
     Raises UserError with ``remedy`` if no item gave a record.
     """
-    from rag_train.data_synth.inspect.card import check_token, push, write_card
     from rag_train.recipe import load_recipe
-    from rag_train.resumable import WHOLE, Shard, summary_line
 
     loaded = load_recipe(recipe_type, recipe, overrides or [])
+    announce(f"{recipe}: output {loaded.output}")
+    from rag_train.data_synth.inspect.card import check_token, push, write_card
+    from rag_train.resumable import WHOLE, Shard, summary_line
+
     if dry_run:
         if shard or ray or repo:
             raise UserError("--dry-run writes nothing; give it without --shard, --ray and --push-to-hub")

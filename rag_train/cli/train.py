@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rag_train.cli.options import TRAINING, Json, Overrides, report
+from rag_train.cli.options import TRAINING, Json, Overrides, announce, report
 from rag_train.errors import UserError
 
 training = typer.Typer()
@@ -33,7 +33,6 @@ def train(
     With several GPUs, give the same arguments to `accelerate launch -m rag_train.train`. Run
     `python -m rag_train.train --help` for all keys of a recipe.
     """
-    from rag_train.progress import console
     from rag_train.training.recipe import load_train_recipe
     from rag_train.training.result import summary_line
     from rag_train.training.run import dry_run as plan
@@ -45,8 +44,7 @@ def train(
         return
     if device:
         raise UserError(f"--device {device}: only with --dry-run; a run takes the devices that it finds")
-    # The libraries take seconds to import.
-    console.print(f"stage {loaded.stage}: {loaded.model} on {loaded.data}", markup=False, soft_wrap=True)
+    announce(f"stage {loaded.stage}: {loaded.model} on {loaded.data}")
     result = run(loaded)
     report(as_json, asdict(result), summary_line(result))
 
@@ -59,6 +57,7 @@ def merge(
     dtype: Annotated[str, typer.Option(help="auto (the model's), bfloat16, float16 or float32.")] = "auto",
 ) -> None:
     """Merge a LoRA adapter into its model: a checkpoint in safetensors for transformers and vLLM."""
+    announce(f"merging {adapter} into {model}")
     from rag_train.training.merge import merge as run
 
     run(model, adapter, output, dtype)

@@ -12,7 +12,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from rag_train.miniworld.recipe import PretrainConfig
 from rag_train.miniworld.text import VERSION, TextSource, build_tokenizer
 from rag_train.miniworld.world import World
 from rag_train.progress import progress
@@ -31,26 +32,6 @@ SHIPPED = Path(__file__).parent / "checkpoint"
 
 RECORD = "pretrain.json"
 """File in a checkpoint that records its recipe and its training."""
-
-
-@dataclass(frozen=True)
-class PretrainConfig:
-    """Architecture and training settings of the mini model."""
-
-    seed: int = 0
-    hidden_size: int = 128
-    layers: int = 4
-    heads: int = 4
-    intermediate_size: int = 384
-    initializer_range: float = 0.06
-    rope_theta: float = 1e10
-    row_tokens: int = 256
-    rows: int = 2
-    steps: int = 20000
-    lr: float = 6e-4
-    weight_decay: float = 0.02
-    cooldown: float = 0.4
-    warmup: float = 0.1
 
 
 def packed_rows(source: TextSource, tokenizer, config: PretrainConfig) -> Iterator[tuple[torch.Tensor, ...]]:

@@ -33,6 +33,28 @@ def test_help_needs_no_heavy_imports():
     assert done.returncode == 0 and "synth" in done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("demo", "demo, seeds 0: models and data in"),
+        ("merge model adapter merged", "merging adapter into model"),
+        ("validate model held_out.jsonl", "held_out.jsonl: examples to be written by model"),
+        ("reproduce levelrag --miniworld", "tables, measured in the mini world"),
+        ("serve strategy rag --model model --index index", "opening index and model"),
+        ("init", "looking for accelerators"),
+    ],
+)
+def test_the_first_line_needs_no_heavy_imports(tmp_path: Path, arguments: str, line: str):
+    code = (
+        f"import sys; sys.argv = ['rag-train', *{arguments.split()}]\n"
+        "sys.modules |= dict.fromkeys(('torch', 'transformers', 'vllm'))  # importing them fails\n"
+        "from rag_train.cli.app import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert line in done.stderr.splitlines()[0]
+
+
 @pytest.fixture
 def world(tmp_path: Path) -> Path:
     write_world(World(WorldConfig(films=20, people=20, cities=4, countries=2)), tmp_path / "world")
