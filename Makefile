@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo demo-seeds real strategies teacher-data fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-hostile bench-memory bench-retrieval retrievers attack audit lock docs clean bench-scale first-hour first-lines
+.PHONY: help demo demo-seeds real strategies teacher-data fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-hostile bench-memory bench-retrieval retrievers attack audit lock docs clean bench-scale first-hour first-lines notebook
 
 help:
 	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
@@ -28,6 +28,7 @@ help:
 	@echo "make bench-hostile   most calls and retrievals of every strategy against hostile models"
 	@echo "make bench-memory    the memory estimate of training compared with measured peaks"
 	@echo "make bench-training  calibration and imitation on trees compared with TRL's trainers"
+	@echo "make notebook        the notebook of the documentation, run anew"
 	@echo "make first-hour      the commands of a newcomer's first hour, timed, in an empty folder"
 	@echo "make first-lines     the time until every command prints its first line and progress bar"
 	@echo "make retrievers DATA=DIR       recall and speed of every retriever on real questions"
@@ -138,6 +139,9 @@ bench-memory: .venv/.ready
 
 bench-retrieval: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.retrieval --data $(DATA)
+
+notebook: .venv/.ready
+	$(BIN)/python docs/run_notebook.py
 
 docs: .venv/.ready
 	$(BIN)/python docs/generate.py

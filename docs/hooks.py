@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,20 @@ def source(path: str) -> str:
     return (HERE.parent / path).read_text(encoding="utf-8").rstrip()
 
 
+def notebook(path: str) -> str:
+    """Return a notebook of the repository as Markdown, with its printed text and its figures."""
+    parts = []
+    for cell in json.loads(source(path))["cells"]:
+        text = "".join(cell["source"])
+        parts.append(f"```python\n{text}\n```" if cell["cell_type"] == "code" else text)
+        for output in cell.get("outputs", []):
+            if image := output.get("data", {}).get("image/png"):
+                parts.append(f"![Figure of the cell above](data:image/png;base64,{image})")
+            else:
+                parts.append(f"```text\n{''.join(output['text'])}```")
+    return "\n\n".join(parts)
+
+
 def on_files(files: Files, config: Any) -> Files:
     for path, text in reference.pages().items():
         files.append(File.generated(config, path, content=text))
@@ -54,4 +69,4 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     if page.file.src_uri.startswith("reference/"):
         return markdown
     functions = results.FUNCTIONS | plans.FUNCTIONS
-    return ENVIRONMENT.from_string(markdown).render(functions, figure=figure, source=source)
+    return ENVIRONMENT.from_string(markdown).render(functions, figure=figure, source=source, notebook=notebook)
