@@ -144,9 +144,10 @@ def _report(path: str | Path, rows: Dataset, refused: Counter[str], max_tokens: 
         untrained=refused["untrained"],
     )
     if not report.examples:
+        remedy = "raise max_tokens or create" if report.too_long else "create"
         raise UserError(
             f"data {path}: no example is left ({report.untrained} without a trained segment, {report.too_long} "
-            f"longer than {max_tokens} tokens); raise max_tokens or create the file again"
+            f"longer than {max_tokens} tokens); {remedy} the file again"
         )
     return report
 

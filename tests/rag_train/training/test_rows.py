@@ -103,7 +103,7 @@ def test_mistakes_are_told_in_a_line(tmp_path: Path, cache: Path, monkeypatch: p
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
     for read in (sft_rows, dpo_rows):
-        with pytest.raises(UserError, match=r"empty.jsonl: no example is left"):
+        with pytest.raises(UserError, match=r"empty.jsonl: no example is left .*; create the file again$"):
             read(empty, TOKENIZER, max_tokens=500, chat=False, balance=True)
     path = write(tmp_path / "x.jsonl", [sft_record(1)])
     stored(path)
