@@ -11,7 +11,9 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ libgomp1 libnuma1 numactl \
     && rm -rf /var/lib/apt/lists/*
 
-ENV PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 UV_SYSTEM_PYTHON=1 PYTHONUNBUFFERED=1 HF_HOME=/work/.cache/huggingface
+# The user cannot write into the installation, so that every command would compile the libraries again.
+ENV UV_COMPILE_BYTECODE=1 PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 UV_SYSTEM_PYTHON=1 PYTHONUNBUFFERED=1
+ENV HF_HOME=/work/.cache/huggingface
 
 WORKDIR /opt/rag-train
 COPY pyproject.toml requirements.lock README.md LICENSE ./

@@ -13,7 +13,8 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 ENV VIRTUAL_ENV=/opt/venv PATH=/opt/venv/bin:$PATH
-ENV PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 PYTHONUNBUFFERED=1 HF_HOME=/work/.cache/huggingface
+# The user cannot write into the installation, so that every command would compile the libraries again.
+ENV UV_COMPILE_BYTECODE=1 PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 PYTHONUNBUFFERED=1 HF_HOME=/work/.cache/huggingface
 
 WORKDIR /opt/rag-train
 COPY pyproject.toml README.md LICENSE ./

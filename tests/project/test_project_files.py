@@ -41,6 +41,8 @@ def test_dockerfile_installs_existing_extras_and_does_not_run_as_root(path: Path
     ]
     assert extras and set(extras) <= {*PROJECT["optional-dependencies"]}
     assert [rest for word, rest in parsed if word == "USER"] == ["1000"]
+    # That user cannot write bytecode into the installation.
+    assert any("UV_COMPILE_BYTECODE=1" in rest.split() for word, rest in parsed if word == "ENV")
 
 
 @pytest.mark.parametrize(
