@@ -18,6 +18,8 @@ from rag_train.cli.app import main
 from rag_train.cli.eval import named_places
 from rag_train.errors import UserError
 from rag_train.eval.matrix.estimate import bound
+from rag_train.eval.miniworld.answers import Request
+from rag_train.eval.papers.measured import Measurements
 from rag_train.miniworld.world import World, WorldConfig
 from rag_train.pairs import named
 from rag_train.retrieval.index.open import build_index
@@ -219,30 +221,33 @@ def asked(tmp_path: Path) -> Path:
 def test_dry_run_of_reproduce_asks_a_few_questions_of_each_cell(
     asked: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
+    wanted = [Request("base", "cot", "popqa"), Request("base", "rag", "popqa"), Request("stage1", "rag", "popqa")]
+    monkeypatch.setattr(Measurements, "wanted", lambda *_: wanted)
     work = asked / "work"
-    command = ["reproduce", "deeprag", "table2", "--questions", f"2wikimultihopqa={asked / 'q.jsonl'}"]
-    command += ["--model", "base=gpt", "--index", str(asked / "index"), "--work", str(work), "--dry-run"]
+    command = ["reproduce", "deeprag", "table1", "--questions", f"popqa={asked / 'q.jsonl'}", "--work", str(work)]
+    command += ["--model", "base=gpt", "--index", str(asked / "index")]
     with chat_server(answer=polite) as server:
-        command += ["--url", server.url, "--engine", "chat,input_price=2,output_price=10"]
+        command += ["--url", server.url, "--engine", "chat,input_price=2,output_price=10", "--dry-run"]
         assert call(monkeypatch, *command, "--json") == 0
         cells = json.loads(capsys.readouterr().out)
-        assert not work.exists() and {(cell["questions"], cell["asked"]) for cell in cells} == {(40, 4)}
-        assert "base/cot/2wikimultihopqa/0" in {cell["cell"] for cell in cells}
-        assert all(cell["calls"] >= 40 and cell["MiB"] > 0 and cell["dollars"] > 0 for cell in cells)
+        assert not work.exists() and [cell["cell"] for cell in cells] == ["base/cot/popqa/0", "base/rag/popqa/0"]
+        assert all((cell["questions"], cell["asked"]) == (40, 4) and cell["calls"] >= 40 for cell in cells)
+        assert all(cell["MiB"] > 0 and cell["dollars"] > 0 for cell in cells)
         assert call(monkeypatch, *command) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     base, total = (row for row in rows if row and row[0] in ("base", "all"))
-    assert base[1:] == total[1:] and base[1:3] == [str(len(cells)), str(40 * len(cells))]
+    assert base[1:] == total[1:] and base[1:3] == ["2", "80"]
 
 
+@pytest.mark.slow
 def test_dry_run_of_the_mini_world_counts_and_asks_nothing(tmp_path: Path, monkeypatch, capsys) -> None:
-    command = ["reproduce", "planrag", "--miniworld", "--seeds", "0,1", "--sample", "3", "--work", str(tmp_path)]
+    command = ["reproduce", "planrag", "--miniworld", "--seeds", "0", "--sample", "3", "--work", str(tmp_path)]
     assert call(monkeypatch, *command, "--dry-run", "--json") == 0
     cells = json.loads(capsys.readouterr().out)
-    assert {cell["cell"].rpartition("/")[2] for cell in cells} == {"0", "1"} and list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
     assert all((cell["questions"], cell["asked"], cell["calls"]) == (3, 0, None) for cell in cells)
-    [planned] = [cell for cell in cells if cell["cell"] == "taught/planner=planrag/planrag/two-hop/0"]
-    assert planned["calls at most"] == 3 * BOUNDS["planrag"].calls
+    [planned] = [cell for cell in cells if cell["cell"] == "taught/planner=planrag/planrag-question/two-hop/0"]
+    assert planned["calls at most"] == 3 * BOUNDS["planrag-question"].calls
     assert call(monkeypatch, *command, "--dry-run") == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "models are trained before they answer" in shown and f" all {len(cells)} {3 * len(cells)} – " in shown
