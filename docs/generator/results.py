@@ -614,21 +614,22 @@ def _beside(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
 
 def first_hour_table() -> str:
     steps = load("first_hour")["steps"]
-    rows = [[*_times(step, "first_line", "first_bar", "seconds")] for step in steps]
+    rows = [list(_times(step, "first_line", "first_bar", "seconds")) for step in steps]
     rows.append(["all", "", "", number(sum(step["seconds"] for step in steps), 0)])
     return table(["command", "first line, s", "first progress bar, s", "end, s"], rows, "lrrr")
 
 
-def first_lines_table() -> str:
-    rows = [
-        [
-            *_times(step, "first_line", "processor", "first_bar", "seconds"),
-            "" if step["ended"] == "end" else step["ended"],
-        ]
-        for step in load("first_lines")["steps"]
-    ]
+def first_lines() -> str:
+    """The table of all commands with its source, or a line that says that it has not been measured."""
+    if not (RESULTS / "first_lines.json").exists():
+        return "Not measured yet: the run needs a quiet machine."
+    steps = load("first_lines")["steps"]
+    keys = ("first_line", "processor", "first_bar", "seconds")
+    rows = [[*_times(step, *keys), "" if step["ended"] == "end" else step["ended"]] for step in steps]
     columns = ["command", "first line, s", "processor time, s", "first progress bar, s", "end, s", "ended by"]
-    return table(columns, rows, "lrrrrl")
+    most = number(max(step["processor"] for step in steps), 1)
+    said = f"The most processor time until a first line: {most} seconds."
+    return "\n\n".join([table(columns, rows, "lrrrrl"), said, provenance("first_lines")])
 
 
 def _times(step: Mapping[str, Any], *keys: str) -> Iterator[str]:
@@ -636,11 +637,6 @@ def _times(step: Mapping[str, Any], *keys: str) -> Iterator[str]:
     yield f"`{' '.join(step['command'].split()[:3])}`"
     for key in keys:
         yield "–" if step[key] is None else number(step[key], 1)
-
-
-def first_lines_latest() -> str:
-    """The most processor time until a command's first line."""
-    return number(max(step["processor"] for step in load("first_lines")["steps"]), 1)
 
 
 def first_hour_outputs() -> str:
@@ -655,7 +651,7 @@ FUNCTIONS = {
     for function in (
         across_seeds, all_claims, attack_table, claims_by_paper, demo_causes, demo_claims, demo_hops, demo_mean,
         demo_mistakes, demo_seeds, demo_table, demo_timings, first_hour_outputs, first_hour_table,
-        first_lines_latest, first_lines_table, gold_hops,
+        first_lines, gold_hops,
         gold_left_out, gold_targets, headlines, hostile_table, load, orderings, outage_table, overhead_table,
         provenance, retrieval_speed_table, retrievers_table, router_accuracy, runtime, runtime_reach,
         runtime_table, scale_runner_table, scale_training_table, shortfalls, strategies_table, teacher_ablations,

@@ -162,6 +162,7 @@ def world(
     as_json: Json = False,
 ) -> None:
     """Write a mini world: corpus.jsonl, the questions of train, dev and test, and the knowledge boundary."""
+    announce(f"{output}: making the mini world of seed {seed}")
     from rag_train.miniworld.world import World, WorldConfig, write_world
 
     counts = write_world(World(WorldConfig(seed=seed)), output)
