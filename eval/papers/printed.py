@@ -138,10 +138,11 @@ class PaperClaim(Record):
     columns: list[str] | Literal["all"]
     worse_columns: list[str] | None = None
     """Columns of the worse rows, one for each of ``columns``, if they are not the same."""
-    kind: Literal["higher", "lower", "within"]
-    """Relation of the better rows' values to the worse rows'; ``within``: they differ by at most ``margin``."""
-    over: Literal["each", "mean"] = "each"
-    """Whether the claim is about each column, or about the mean of the differences."""
+    kind: Literal["higher", "lower", "at least", "within"]
+    """Relation of the better rows' values to the worse rows'; ``within``: they differ by at most a margin."""
+    over: Literal["each", "many", "mean"] = "each"
+    """Whether the claim is about each comparison, about at least half of them ("several methods", "often"), or
+    about the mean of the differences."""
     margin: float | None = Field(None, ge=0)
     """Difference from the closest worse row as the text states it; None if it states no number."""
     note: str = ""
@@ -218,15 +219,18 @@ class Paper(Record):
             yield from differences
 
     def check(self, claim: PaperClaim) -> Consistency:
-        """Check the claim against the paper's own numbers. A tie is not an improvement."""
+        """Check the claim against the paper's own numbers. A tie is not an improvement, but it is no loss."""
         differences = list(self.differences(claim))
         if not differences or (claim.kind == "within" and claim.margin is None):
             return Consistency(against=[], holds=None)
         sign = -1 if claim.kind == "lower" else 1
-        if claim.kind == "within":
-            wrong = [d for d in differences if abs(d.difference) > (claim.margin or 0)]
-        else:
-            wrong = [d for d in differences if sign * d.difference <= 0]
+        match claim.kind:
+            case "within":
+                wrong = [d for d in differences if abs(d.difference) > (claim.margin or 0)]
+            case "at least":
+                wrong = [d for d in differences if d.difference < 0]
+            case _:
+                wrong = [d for d in differences if sign * d.difference <= 0]
         against = [
             f"{d.better.name} differs by {d.difference:+g} from {d.worse.name} in {d.column or 'the mean'}"
             f"{f' ({d.better.group})' if d.better.group else ''}"
@@ -236,7 +240,8 @@ class Paper(Record):
             closest = min(sign * d.difference for d in differences)
             if abs(closest - claim.margin) > _last_place(claim.margin) + 1e-9:
                 against.append(f"the difference is {closest:g}, not {claim.margin:g}")
-        return Consistency(against=against, holds=not against)
+        holds = 2 * len(wrong) <= len(differences) if claim.over == "many" else not against
+        return Consistency(against=against, holds=holds)
 
 
 def _distinct(names: list[str]) -> list[str]:
