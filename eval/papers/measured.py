@@ -6,16 +6,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from math import isnan
 
 import numpy as np
 
 from rag_train.eval.metrics.boundary import cot_counts, decision_statistic
 from rag_train.eval.metrics.intervals import (
+    Effect,
     Interval,
     Statistic,
     across_seeds,
     bootstrap_of,
+    effect_across_seeds,
+    effect_of,
     mean_of,
     share_across_seeds,
     share_of,
@@ -134,41 +136,45 @@ class Measurements:
         requests = [self.request(row, table, questions) for questions in self.question_sets(column, table)]
         return RowMeasure(tuple(requests), column.metric, row.depth if row.depth is not None else column.depth)
 
-    def value(self, row: Row, column: Column, table: PublishedTable) -> Interval | None:
-        """Return a metric's mean with its interval over the seeds, or over the questions of a single seed.
+    def values(self, measure: RowMeasure) -> list[float]:
+        """Return a metric's value for each seed; shares are in percent."""
+        metric_of, scale = statistic(measure.metric), _scale(measure.metric)
+        return [scale * float(metric_of(self.addends(measure, i).sum(axis=0))) for i in range(len(self.sources))]
 
-        Shares are in percent. Returns None if the value cannot be measured.
-        """
-        measure = self.measure(row, column, table)
-        if column.metric in UNMEASURED or not self.answered(measure):
-            return None
-        metric_of, share = statistic(column.metric), column.metric in PERCENT
-        seeds = [self.addends(measure, seed) for seed in range(len(self.sources))]
-        if len(seeds) > 1:
-            means = [float(metric_of(rows.sum(axis=0))) for rows in seeds]
-            interval = (share_across_seeds if share else across_seeds)(means)
+    def mean(self, measure: RowMeasure) -> float:
+        """Return the mean of `values`."""
+        return float(np.mean(self.values(measure)))
+
+    def interval(self, measure: RowMeasure) -> Interval:
+        """Return a metric's mean with its interval over the seeds, or over the questions of a single seed."""
+        scale, values = _scale(measure.metric), self.values(measure)
+        share = measure.metric in PERCENT
+        if len(values) > 1:
+            interval = (share_across_seeds if share else across_seeds)([value / scale for value in values])
         elif share:
-            interval = share_of(*seeds[0].sum(axis=0))
+            interval = share_of(*self.addends(measure, 0).sum(axis=0))
         else:
-            interval = bootstrap_of(seeds[0], metric_of, None)
-        if isnan(interval.mean):
-            return None
-        scale = 100.0 if share else 1.0
-        return Interval(mean=scale * interval.mean, lo=scale * interval.lo, hi=scale * interval.hi)
+            interval = bootstrap_of(self.addends(measure, 0), statistic(measure.metric), None)
+        return interval.scaled(scale)
 
     def answered(self, measure: RowMeasure) -> bool:
         """Whether there are answers to all requests of a measure."""
         return all(request in self.answers for request in measure.requests)
 
-    def difference(self, first: RowMeasure, second: RowMeasure) -> Interval:
-        """Return the first measure minus the second, paired over the questions of all seeds.
+    def difference(self, first: RowMeasure, second: RowMeasure) -> tuple[Effect, list[float]]:
+        """Return the first measure minus the second, over the seeds, and the difference of each seed.
 
-        Questions of one seed about one film or person are resampled together.
+        A single seed says nothing about others: its interval is over the questions, and questions about one film or
+        person are resampled together.
         """
-        a, b = (
-            np.concatenate([self.addends(measure, seed) for seed in range(len(self.sources))])
-            for measure in (first, second)
-        )
+        pairs = zip(self.values(first), self.values(second), strict=True)
+        differences = [round(a - b, 9) for a, b in pairs]
+        if len(differences) > 1:
+            return effect_across_seeds(differences), differences
+        return effect_of(self._over_questions(first, second)), differences
+
+    def _over_questions(self, first: RowMeasure, second: RowMeasure) -> Interval:
+        a, b = self.addends(first, 0), self.addends(second, 0)
         # Both measures' sums share one row, so that all values of a cluster are drawn together.
         width = a.shape[1]
         rows = np.zeros((len(a) + len(b), width + b.shape[1]))
@@ -176,7 +182,8 @@ class Measurements:
         rows[len(a) :, width:] = b
         x, y = statistic(first.metric), statistic(second.metric)
         clusters = [*self._clusters(first), *self._clusters(second)]
-        return bootstrap_of(rows, lambda sums: x(sums[..., :width]) - y(sums[..., width:]), clusters)
+        difference = bootstrap_of(rows, lambda sums: x(sums[..., :width]) - y(sums[..., width:]), clusters)
+        return difference.scaled(_scale(first.metric))
 
     def addends(self, measure: RowMeasure, seed: int) -> np.ndarray:
         """Return what each question adds to the sums of a metric (see `statistic`), of shape (questions, sums)."""
@@ -204,10 +211,13 @@ class Measurements:
         return np.array(rows, dtype=np.float64)
 
     def _clusters(self, measure: RowMeasure) -> Iterator[str]:
-        for seed, request in product(range(len(self.sources)), filter(None, measure.requests)):
-            for question in self.answers[request].questions[seed]:
-                about = question.decomposition[0].entity if question.decomposition else ""
-                yield f"{seed}/{about or question.id}"
+        for request in filter(None, measure.requests):
+            for question in self.answers[request].questions[0]:
+                yield (question.decomposition[0].entity if question.decomposition else "") or question.id
+
+
+def _scale(metric: str) -> float:
+    return 100.0 if metric in PERCENT else 1.0
 
 
 def _cot(questions: str) -> Request:

@@ -1,89 +1,126 @@
-"""The page of a reproduction: every claim with its verdict, and every table with printed and measured numbers."""
+"""A reproduction: the measured cells of the papers' tables and the verdicts on their claims, as JSON and a page."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
-from typing import get_args
+from typing import Any, Literal, get_args
+
+from pydantic import Field
 
 from rag_train.eval.matrix.estimate import CellEstimate
 from rag_train.eval.metrics.intervals import Interval
-from rag_train.eval.miniworld.answers import Request
-from rag_train.eval.papers.measured import Measurements
-from rag_train.eval.papers.orderings import Ordering, OrderingVerdict, orderings
-from rag_train.eval.papers.printed import PublishedTable, Row, chosen_tables, papers
+from rag_train.eval.papers.judge import Comparison, JudgedClaim, Verdict, judge, label
+from rag_train.eval.papers.measured import PERCENT, UNMEASURED, Measurements
+from rag_train.eval.papers.printed import Column, PublishedTable, Row, chosen_tables, papers
+from rag_train.eval.papers.protocol import PROTOCOL, Outcome, committed_hash, load_protocol, logged
 from rag_train.eval.papers.sources import Source
 from rag_train.files import write_text
+from rag_train.pages.scale import Scale, round_ends
 from rag_train.progress import console
+from rag_train.provenance import code_version, machine
+from rag_train.schema import Record
 from rag_train.table import Table
 from rag_train.templates import template
 
-VERDICTS: tuple[OrderingVerdict, ...] = get_args(OrderingVerdict)
-CLAIM_VERDICTS = ("holds", "holds in part", "fails", "cannot be told apart", "not run")
-"""Verdicts on claims, as `ClaimSummary.verdict` gives them."""
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
-@dataclass(frozen=True)
-class ClaimSummary:
-    """One claim and the verdicts on its orderings."""
+class Cell(Record):
+    """A cell of a table: what the paper prints, and what was measured. Shares are in percent."""
 
-    orderings: list[Ordering]
+    paper: str
+    table: str
+    row: str
+    column: str
+    metric: str
+    printed: dict[str, float]
+    """Printed values by the group of the row, usually the paper's model."""
+    model: str | None = None
+    """The model that was measured."""
+    strategy: str | None = None
+    questions: list[str] = Field(default_factory=list)
+    """The question sets that were measured."""
+    seeds: list[float] = Field(default_factory=list)
+    """The value of each seed."""
+    interval: Interval | None = None
+    why: str = ""
+    """Why nothing was measured."""
 
-    @property
-    def first(self) -> Ordering:
-        return self.orderings[0]
+
+class Reproduction(Record):
+    """The results of a reproduction, as ``reproduction.json`` holds them."""
+
+    code_version: str
+    machine: dict[str, str]
+    protocol: str
+    """Start of the SHA-256 of the protocol, if the seeds are its test seeds; else empty."""
+    unit: Literal["seed", "question"]
+    """What the intervals are over."""
+    seeds: list[int]
+    settings: dict[str, Any]
+    level: float
+    """Level of each one-sided test."""
+    about: list[str]
+    cells: list[Cell]
+    claims: list[JudgedClaim]
 
     @property
     def counts(self) -> dict[str, int]:
-        counts = Counter(ordering.verdict for ordering in self.orderings)
-        return {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
-
-    @property
-    def verdict(self) -> str:
-        """The verdict on the claim.
-
-        It is "holds" if all orderings that were run hold, "holds in part" if some hold, "fails" if none holds and
-        any fails, "cannot be told apart" if all are open, and "not run" if none was run.
-        """
-        run = [o.verdict for o in self.orderings if o.verdict != "not run"]
-        if not run:
-            return "not run"
-        if "fails" in run:
-            return "fails" if "holds" not in run else "holds in part"
-        return "holds" if set(run) == {"holds"} else "holds in part" if "holds" in run else "cannot be told apart"
+        """Number of claims by verdict."""
+        counts = Counter(claim.verdict for claim in self.claims)
+        return {verdict: counts[verdict] for verdict in VERDICTS}
 
 
-def reproduce(paper: str | None, id: str | None, sources: Sequence[Source], output: Path) -> list[Ordering]:
+def reproduce(paper: str | None, id: str | None, sources: Sequence[Source], output: Path) -> list[JudgedClaim]:
     """Measure one table, all tables of a paper, or all papers; write ``reproduction.{html,md,json}`` to ``output``.
 
-    Raises UserError for an unknown paper or table.
+    Runs on the protocol's test seeds are entered into the log.
+
+    Raises UserError for an unknown paper or table, and for test seeds without a committed protocol.
     """
     chosen = chosen_tables(paper, id)
-    measurements = Measurements(sources)
-    asyncio.run(measurements.run(_with_compared(chosen)))
-    tables = {(name, id): measured_table(name, id, published, measurements) for name, id, published in chosen}
-    verdicts = [
-        ordering
-        for name in dict.fromkeys(name for name, _, _ in chosen)
-        for ordering in orderings(measurements, name, papers()[name], [tid for n, tid, _ in chosen if n == name])
-    ]
-    claims = claims_table(by_claim(verdicts))
-    about = sources[0].about()
-    text = "\n".join(f"{line}\n" for line in about)
-    text += "\n" + "\n".join(table.markdown() for table in [claims, *tables.values()])
-    dumped = json.dumps([ordering.model_dump(mode="json") for ordering in verdicts], indent=1)
-    for suffix, content in (("md", text), ("json", dumped + "\n"), ("html", page(verdicts, tables, about))):
-        write_text(output / f"reproduction.{suffix}", content)
-    for table in tables.values() if id else []:
+    seeds = [source.world_seed for source in sources if source.world_seed is not None]
+    test = load_protocol().are_test_seeds(seeds, sources[0].settings())
+    what = f"reproduce {paper or 'all'} {id or ''}".strip()
+    with logged(what, seeds) if test else nullcontext(Outcome()) as outcome:
+        found = measure(chosen, sources, seeds, committed_hash(PROTOCOL) if test else "")
+        write(found, output)
+        outcome.text = ", ".join(f"{count} {verdict}" for verdict, count in found.counts.items())
+    for table in tables_of(found).values() if id else []:
         console.print(table)
-    console.print(claims)
+    console.print(claims_table(found))
     console.print(f"wrote {output / 'reproduction.html'}")
-    return verdicts
+    return found.claims
+
+
+def measure(
+    chosen: Sequence[tuple[str, str, PublishedTable]], sources: Sequence[Source], seeds: list[int], protocol: str
+) -> Reproduction:
+    """Measure tables, given as (paper, id, table), and judge the claims about them."""
+    measurements, rules = Measurements(sources), load_protocol()
+    asyncio.run(measurements.run(_with_compared(chosen)))
+    return Reproduction(
+        code_version=code_version(),
+        machine=machine(),
+        protocol=protocol,
+        unit="seed" if len(sources) > 1 else "question",
+        seeds=seeds,
+        settings=sources[0].settings(),
+        level=rules.level,
+        about=sources[0].about(),
+        cells=[cell for name, id, published in chosen for cell in cells(name, id, published, measurements)],
+        claims=[
+            claim
+            for name in dict.fromkeys(name for name, _, _ in chosen)
+            for claim in judge(measurements, name, papers()[name], [i for n, i, _ in chosen if n == name], rules)
+        ],
+    )
 
 
 async def estimate(paper: str | None, id: str | None, sources: Sequence[Source]) -> dict[str, list[CellEstimate]]:
@@ -110,71 +147,197 @@ def _with_compared(chosen: Sequence[tuple[str, str, PublishedTable]]) -> list[Pu
     return [*(published for _, _, published in chosen), *compared]
 
 
-def measured_table(name: str, id: str, published: PublishedTable, measurements: Measurements) -> Table:
-    """Return a table of the printed numbers (means over backbone models) and the measured ones."""
-    by_request: dict[tuple[str, Request | None], list[Row]] = {}
-    for row in published.rows:  # rows that differ only in the paper's backbone model are the same here
-        by_request.setdefault((row.name, measurements.request(row, published, "")), []).append(row)
-    rows = []
-    for (label, request), same in by_request.items():
-        cells = []
-        for i, column in enumerate(published.columns):
-            numbers = [value for row in same if (value := row.values[i]) is not None]
-            printed = f"{sum(numbers) / len(numbers):.4g}" if numbers else "-"
-            cells.append(f"{printed} / {shown(measurements.value(same[0], column, published))}")
-        rows.append([f"{label} (student)" if request and request.model == "student" else label, *cells])
+def write(found: Reproduction, output: Path) -> None:
+    """Write ``reproduction.{html,md,json}`` to ``output``."""
+    tables = [claims_table(found), *tables_of(found).values()]
+    text = "\n".join([*(f"{line}\n" for line in found.about), *(table.markdown() for table in tables)])
+    write_text(output / "reproduction.json", found.model_dump_json(indent=1) + "\n")
+    write_text(output / "reproduction.md", text)
+    write_text(output / "reproduction.html", page(found))
+
+
+def cells(name: str, id: str, published: PublishedTable, measurements: Measurements) -> list[Cell]:
+    """Return the cells of a table. Rows that differ only in the paper's backbone model share their cells."""
+    same: dict[tuple[str, Any], list[Row]] = {}
+    for row in published.rows:
+        same.setdefault((row.name, measurements.request(row, published, "")), []).append(row)
+    return [
+        _cell(name, id, published, rows, i, column, measurements)
+        for rows in same.values()
+        for i, column in enumerate(published.columns)
+    ]
+
+
+def _cell(
+    name: str,
+    id: str,
+    published: PublishedTable,
+    rows: list[Row],
+    i: int,
+    column: Column,
+    measurements: Measurements,
+) -> Cell:
+    measure = measurements.measure(rows[0], column, published)
+    request = measure.requests[0]
+    scale = 100 if published.unit == "fraction" and column.metric in PERCENT else 1
+    cell = Cell(
+        paper=name,
+        table=id,
+        row=label(rows[0], measure),
+        column=column.id,
+        metric=column.metric,
+        printed={row.group: scale * value for row in rows if (value := row.values[i]) is not None},
+        model=request.model if request else None,
+        strategy=rows[0].strategy,
+        questions=[request.questions for request in measure.requests if request],
+    )
+    if column.metric in UNMEASURED:
+        return cell.model_copy(update={"why": f"needs {UNMEASURED[column.metric]}"})
+    if not measurements.answered(measure):
+        return cell.model_copy(update={"why": "no such model, strategy or retriever here"})
+    interval = measurements.interval(measure)
+    if isnan(interval.mean):
+        return cell.model_copy(update={"why": "does not apply to these questions"})
+    return cell.model_copy(update={"seeds": measurements.values(measure), "interval": interval})
+
+
+def tables_of(found: Reproduction) -> dict[tuple[str, str], Table]:
+    """Return the tables of printed and measured numbers by paper and id."""
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in found.cells:
+        groups.setdefault((cell.paper, cell.table), []).append(cell)
+    return {key: _table(*key, group) for key, group in groups.items()}
+
+
+def _table(name: str, id: str, group: Sequence[Cell]) -> Table:
+    published = papers()[name].tables[id]
+    rows: dict[str, list[str]] = {}
+    for cell in group:
+        rows.setdefault(cell.row, [cell.row]).append(f"{_printed(cell)} / {shown(cell.interval)}")
+    reasons = {f"{cell.row}, {cell.column}: {cell.why}" for cell in group if cell.why}
     return Table(
         title=f"{name}, {id}",
-        caption=f"{published.title} Printed (mean over backbone models) / measured, with its 95% interval.",
-        columns=["", *(column.id for column in published.columns)],
-        rows=rows,
-        notes=[published.note] if published.note else [],
+        caption=f"{published.title} Printed (of each backbone model) / measured, with its 95% interval.",
+        columns=["", *dict.fromkeys(cell.column for cell in group)],
+        rows=list(rows.values()),
+        notes=[*filter(None, [published.note]), *sorted(reasons)],
     )
 
 
-def shown(interval: Interval | None) -> str:
+def _printed(cell: Cell) -> str:
+    return " · ".join(number(value) for value in cell.printed.values()) or "-"
+
+
+def number(value: float) -> str:
+    """Return a number with at most four decimals, without an exponent."""
+    return f"{round(value, 4):,}".removesuffix(".0")
+
+
+def shown(interval: Interval | None, sign: str = "") -> str:
     """Return an interval as text, three significant digits each."""
     if interval is None:
         return "-"
-    return f"{interval.mean:.3g}" + ("" if isnan(interval.lo) else f" [{interval.lo:.3g}, {interval.hi:.3g}]")
+    ends = "" if isnan(interval.lo) else f" [{_digits(interval.lo, sign)}, {_digits(interval.hi, sign)}]"
+    return f"{_digits(interval.mean, sign)}{ends}"
 
 
-def by_claim(verdicts: Sequence[Ordering]) -> list[ClaimSummary]:
-    """Return the orderings grouped by claim, in their order."""
-    groups: dict[str, list[Ordering]] = {}
-    for ordering in verdicts:
-        groups.setdefault(ordering.claim, []).append(ordering)
-    return [ClaimSummary(group) for group in groups.values()]
+def _digits(value: float, sign: str) -> str:
+    return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.3g}"
 
 
-def claims_table(claims: Sequence[ClaimSummary]) -> Table:
-    """Return a table of the claims with the number of orderings (pairs of rows, by metric) per verdict."""
-    total = Counter(claim.verdict for claim in claims)
+def claims_table(found: Reproduction) -> Table:
+    """Return a table of the claims with the number of comparisons (pairs of rows, by metric) per outcome."""
+    counts = {verdict: count for verdict, count in found.counts.items() if count}
     return Table(
         title="The papers' claims",
-        caption="For each claim, the number of orderings that hold, fail, cannot be told apart, or were not run. "
-        "An ordering holds if the 95% interval of the paired difference excludes 0.",
-        columns=["Claim", *VERDICTS],
+        caption="For each claim its verdict, and the number of comparisons that are as claimed, against the claim, "
+        f"undecided, or not run. Intervals are over {found.unit}s.",
+        columns=["Claim", "verdict", "as claimed", "against", "undecided", "not run"],
         rows=[
-            [f"{c.first.paper}, {c.first.section}: {c.first.text}", *(str(c.counts.get(v, 0)) for v in VERDICTS)]
-            for c in claims
+            [f"{claim.paper}, {claim.section}: {claim.text}", claim.verdict, *map(str, claim.counted(found.level))]
+            for claim in found.claims
         ],
-        notes=[", ".join(f"{count} claims: {verdict}" for verdict, count in total.items())],
+        notes=[", ".join(f"{count} claims: {verdict}" for verdict, count in counts.items())],
     )
 
 
-def page(verdicts: Sequence[Ordering], tables: Mapping[tuple[str, str], Table], about: Sequence[str]) -> str:
-    """Return the page as one HTML file that needs neither network nor script; ``tables`` are by paper and id."""
-    claims = by_claim(verdicts)
+WIDTH, HEIGHT = 260, 24
+"""Size of an interval's drawing, in SVG units."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A comparison drawn as an interval, with the means of its claim's other comparisons; x positions."""
+
+    zero: float
+    lo: float
+    hi: float
+    mean: float
+    margin: tuple[float, float] | None
+    others: list[float]
+    ticks: list[tuple[float, str]]
+
+
+def bar(claim: JudgedClaim, comparison: Comparison, most: float) -> Bar | None:
+    """Return the drawing of a comparison; ``most`` is the axis's end for points, the same on the whole page."""
+    effect = comparison.effect
+    if effect is None:
+        return None
+    alike = [c.effect for c in claim.run if c.effect and in_points(c) == in_points(comparison)]
+    if not in_points(comparison):
+        most = max(abs(x) for e in alike for x in (e.lo, e.hi, comparison.margin)) or 1.0
+    end = round_ends([0.0, most])[1]
+    x = Scale(-end, end, 6, WIDTH - 6)
+    return Bar(
+        zero=x(0),
+        lo=x(min(end, max(-end, effect.lo))),
+        hi=x(max(-end, min(end, effect.hi))),
+        mean=x(max(-end, min(end, effect.mean))),
+        margin=(x(max(-end, -comparison.margin)), x(min(end, comparison.margin))) if comparison.margin else None,
+        others=sorted({x(e.mean) for e in alike if e is not effect and abs(e.mean) <= end}),
+        ticks=[(x(-end), f"{-end:,g}"), (x(end), f"+{end:,g}")],
+    )
+
+
+def in_points(comparison: Comparison) -> bool:
+    """Whether a comparison's difference is in percentage points."""
+    return all(metric in PERCENT for metric in comparison.metrics)
+
+
+def reason(claim: JudgedClaim, level: float) -> str:
+    """Return why a claim has its verdict, in a few words."""
+    held, against, undecided, missing = claim.counted(level)
+    if claim.verdict == "not run":
+        return "; ".join(dict.fromkeys(comparison.why for comparison in claim.comparisons))
+    counted = [(held, "as claimed"), (against, "against"), (undecided, "undecided"), (missing, "not run")]
+    text = ", ".join(f"{count} {what}" for count, what in counted if count)
+    return f"{text}; at least half are needed" if claim.over == "many" else text
+
+
+def page(found: Reproduction) -> str:
+    """Return the page as one HTML file that needs neither network nor script."""
+    deciding = [claim.deciding for claim in found.claims if claim.deciding]
+    points = [comparison.effect for comparison in deciding if comparison.effect and in_points(comparison)]
+    most = max((abs(x) for effect in points for x in (effect.lo, effect.hi)), default=1.0)
+    names = dict.fromkeys([*(claim.paper for claim in found.claims), *(cell.paper for cell in found.cells)])
     return template("eval/pages/reproduction.html.jinja").render(
-        papers={
-            name: [claim for claim in claims if claim.first.paper == name]
-            for name in dict.fromkeys(name for name, _ in tables)
-        },
-        verdicts=CLAIM_VERDICTS,
-        total=Counter(claim.verdict for claim in claims),
-        about=about,
-        tables=tables,
+        data=found,
+        papers={name: [claim for claim in found.claims if claim.paper == name] for name in names},
+        contradicted=_contradicted(found),
+        verdicts=VERDICTS,
+        tables=tables_of(found),
+        bar=lambda claim, comparison: bar(claim, comparison, most),
+        reason=lambda claim: reason(claim, found.level),
         shown=shown,
+        in_points=in_points,
+        width=WIDTH,
+        height=HEIGHT,
         tone={"holds": "right", "fails": "wrong"},
     )
+
+
+def _contradicted(found: Reproduction) -> Mapping[str, list[str]]:
+    """Return, by claim, how the paper's own numbers contradict it."""
+    wanted = {claim.claim for claim in found.claims}
+    checks = ((claim.id, paper.check(claim)) for paper in papers().values() for claim in paper.claims)
+    return {id: check.against for id, check in checks if id in wanted and check.holds is False}

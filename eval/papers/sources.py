@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rag_train.errors import UserError
 from rag_train.eval.matrix.answers import Answers
@@ -35,6 +35,14 @@ STANDS_FOR: dict[str, str] = {
 }
 """Question set of the mini world that stands for a dataset; all other datasets are represented by single hops."""
 
+SPECIAL: dict[str, str] = {
+    "cag": "facts that changed after pretraining",
+    "popqa": "rare entities",
+    "triviaqa": "facts that most models know",
+}
+"""What is special about a dataset's questions, where the single hops that represent it are not. A claim about such
+datasets alone is not run."""
+
 MODELS: dict[tuple[str, str, str], str] = {
     ("cot", "sft", ""): "taught",
     ("cot-retrieve", "sft", ""): "taught",
@@ -62,6 +70,19 @@ ROLES: dict[tuple[str, str, str], tuple[str, str]] = {
 
 class Source(Protocol):
     """A source of answers: one seed of the mini world, or real checkpoints."""
+
+    @property
+    def world_seed(self) -> int | None:
+        """The seed of the mini world; None for real models and questions."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the measurement."""
+        ...
+
+    def lacks(self, dataset: str | None) -> str:
+        """Return what is special about a dataset's questions but not about those that represent it."""
+        ...
 
     def about(self) -> list[str]:
         """Return what a reader must know to interpret the numbers, as paragraphs."""
@@ -93,6 +114,13 @@ class MiniWorldSource:
 
     def __init__(self, seed: int, settings: Settings):
         self.lab = Lab(seed, settings)
+        self.world_seed = seed
+
+    def settings(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self.lab.settings).items() if name != "work"}
+
+    def lacks(self, dataset: str | None) -> str:
+        return SPECIAL.get(dataset or "", "")
 
     def about(self) -> list[str]:
         settings = self.lab.settings
@@ -166,6 +194,13 @@ class CheckpointSource:
     sample: int | None
     seed: int
     work: Path
+    world_seed = None
+
+    def settings(self) -> dict[str, Any]:
+        return {"models": dict(self.models), "sample": self.sample, "seed": self.seed}
+
+    def lacks(self, dataset: str | None) -> str:
+        return ""
 
     def about(self) -> list[str]:
         models = ", ".join(f"{name} is {model}" for name, model in self.models.items())

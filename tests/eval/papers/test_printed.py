@@ -294,6 +294,6 @@ def test_rejects_malformed_claims(change: dict[str, object], problem: str):
     ],
 )
 def test_checks_claims_against_printed_values(settings: dict[str, object], holds: bool | None):
-    """A tie is no improvement and no loss; "many" are at least half; a margin agrees to one unit of its last place."""
+    """A tie is no improvement and no loss; "many" are at least half; a margin agrees to its last place."""
     paper = Paper.model_validate({"paper": "p", "source": "", "tables": {"t": TABLE}, "claims": [CLAIM | settings]})
     assert paper.check(paper.claims[0]).holds is holds
