@@ -8,15 +8,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, median
 from typing import Any
 
 from generator.markdown import between, bullets, number, percent, spread, table
+from rag_train.eval.metrics import intervals
+from rag_train.eval.papers.judge import JudgedClaim
+from rag_train.eval.papers.page import VERDICTS, Reproduction, shown
+from rag_train.eval.papers.protocol import LOG, load_protocol
+from rag_train.strategies.registry import STRATEGIES
 
 RESULTS = Path(__file__).parents[1] / "results"
-
-STUDENT_T = {2: 12.7062, 3: 4.30265, 4: 3.18245, 5: 2.77645}
-"""Two-sided 95% quantiles of Student's t, by number of seeds."""
 
 
 @cache
@@ -30,12 +32,10 @@ def load(name: str) -> Any:
 
 def across_seeds(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
     """Format the mean over seeds with its 95% interval (Student's t)."""
-    values = [scale * value for value in values]
-    middle = mean(values)
     if len(values) < 2:
-        return number(middle, digits)
-    half = STUDENT_T[len(values)] * stdev(values) / math.sqrt(len(values))
-    return f"{number(middle, digits)} {between(middle - half, middle + half, digits)}"
+        return number(scale * mean(values), digits)
+    found = intervals.across_seeds(values).scaled(scale)
+    return f"{number(found.mean, digits)} {between(found.lo, found.hi, digits)}"
 
 
 def machine(name: str) -> str:
@@ -56,7 +56,7 @@ def machine(name: str) -> str:
 def provenance(name: str) -> str:
     """The line at the end of a results page: source file, machine, versions."""
     file = "factories" if name == "teacher_data" and not (RESULTS / "teacher_data.json").exists() else name
-    told = "" if name == "reproduction" else f" {machine(name)}"
+    told = "" if load(name).get("machine") == {} else f" {machine(name)}"  # an older file without its machine
     return f"*Source: [`docs/results/{file}.json`](files/{file}.json).{told}*"
 
 
@@ -283,57 +283,88 @@ PAPERS = {
     "planrag": "PlanRAG",
     "levelrag": "LevelRAG",
 }
-VERDICTS = ("holds", "holds in part", "cannot be told apart", "fails", "not run")
 
 
-def claim_verdicts() -> list[tuple[dict[str, Any], str, Counter[str]]]:
-    """(first ordering, verdict, orderings by verdict) of each claim.
-
-    A claim holds if each of its orderings that was run holds, and fails if an ordering fails and none holds.
-    """
-    claims: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for ordering in load("reproduction"):
-        claims[ordering["paper"], ordering["claim"]].append(ordering)
-    told = []
-    for orderings in claims.values():
-        counts = Counter(ordering["verdict"] for ordering in orderings)
-        run = set(counts) - {"not run"}
-        if not run:
-            verdict = "not run"
-        elif run == {"holds"}:
-            verdict = "holds"
-        elif "holds" in run:
-            verdict = "holds in part"
-        else:
-            verdict = "fails" if "fails" in run else "cannot be told apart"
-        told.append((orderings[0], verdict, counts))
-    return told
+@cache
+def reproduction() -> Reproduction:
+    return Reproduction.model_validate(load("reproduction"))
 
 
-def orderings(verdict: str) -> int:
-    return sum(ordering["verdict"] == verdict for ordering in load("reproduction"))
+def claim_count(verdict: str) -> int:
+    """Number of claims with a verdict."""
+    return reproduction().counts[verdict]
+
+
+def reproduction_status() -> str:
+    """What the seeds of the reproduction are, and what its intervals are over."""
+    found = reproduction()
+    if found.protocol:
+        return f"Test seeds {_listed(found.seeds)}, protocol {found.protocol}; the unit is the {found.unit}."
+    return (
+        f'!!! warning "Not a result of the protocol\'s test seeds"\n    Choices were made on these seeds, '
+        f"{_listed(found.seeds)}, and the intervals are over {found.unit}s. This is a rehearsal of the judgement."
+    )
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
 
 
 def claims_by_paper() -> str:
-    counts = Counter((first["paper"], verdict) for first, verdict, _ in claim_verdicts())
+    counts = Counter((claim.paper, claim.verdict) for claim in reproduction().claims)
     rows = [[name, *(str(counts[paper, verdict]) for verdict in VERDICTS)] for paper, name in PAPERS.items()]
-    rows.append(["all", *(str(sum(counts[paper, verdict] for paper in PAPERS)) for verdict in VERDICTS)])
+    rows.append(["all", *(str(claim_count(verdict)) for verdict in VERDICTS)])
     return table(["paper", *VERDICTS], rows, "l")
 
 
 def all_claims() -> str:
-    """A section for each paper with each claim, its verdict and the verdicts of its orderings."""
-    parts = []
+    """A section for each paper with each claim, its verdict, and the comparison that decides."""
+    parts, level = [], reproduction().level
     for paper, name in PAPERS.items():
         rows = [
-            [first["section"], first["text"], f"**{verdict}**" if verdict == "fails" else verdict]
-            + [str(counts[v] or "") for v in ("holds", "cannot be told apart", "fails", "not run")]
-            for first, verdict, counts in claim_verdicts()
-            if first["paper"] == paper
+            [
+                claim.section,
+                claim.text,
+                f"**{claim.verdict}**" if claim.verdict == "fails" else claim.verdict,
+                _deciding(claim),
+                *(str(count or "") for count in claim.counted(level)),
+            ]
+            for claim in reproduction().claims
+            if claim.paper == paper
         ]
-        columns = ["section", "claim", "verdict", "hold", "undecided", "fail", "not run"]
-        parts.append(f"### {name}\n\n{table(columns, rows, 'lllrrrr')}")
+        columns = ["section", "claim", "verdict", "what decides", "as claimed", "against", "undecided", "not run"]
+        parts.append(f"### {name}\n\n{table(columns, rows, 'llllrrrr')}")
     return "\n\n".join(parts)
+
+
+def _deciding(claim: JudgedClaim) -> str:
+    found = claim.deciding
+    if found is None:
+        return "; ".join(dict.fromkeys(comparison.why for comparison in claim.comparisons))
+    return f"{found.better} − {found.worse}, {found.metrics[0]}: {shown(found.effect, '+')}"
+
+
+def protocol_margins() -> str:
+    return table(
+        ["claim", "margin"], [[f"`{name}`", f"{margin:g}"] for name, margin in load_protocol().margins.items()]
+    )
+
+
+def test_runs() -> str:
+    """The log of runs on test seeds."""
+    runs = [json.loads(line) for line in LOG.read_text(encoding="utf-8").splitlines()]
+    rows = [
+        [
+            run["date"],
+            run["what"],
+            _listed(run["seeds"]),
+            run["code_version"],
+            run["protocol"] or "–",
+            run["outcome"],
+        ]
+        for run in runs
+    ]
+    return table(["date (UTC)", "run", "seeds", "code", "protocol", "outcome"], rows, "llllll")
 
 
 # --- strategies, retrievers, benchmarks -------------------------------------------------------------------------
@@ -356,6 +387,9 @@ def strategies_table() -> str:
                 str(row["failed"]),
             ]
         )
+    run = {row["strategy"] for row in load("strategies")["rows"]}
+    why = dict.fromkeys(STRATEGIES, "not in this run") | load_protocol().left_out
+    rows += [[name, f"not run: {why[name]}", "", "", "", "", ""] for name in STRATEGIES if name not in run]
     return table(["strategy", "EM", "retrievals", "rounds", "calls", "tokens", "failed"], rows, "l")
 
 
@@ -512,7 +546,6 @@ def headlines(pages: str) -> str:
     student, tuned, teacher = (
         percent(teacher_mean(f"dualrag, {name}")) for name in ("student", "fine-tuned", "teacher")
     )
-    undecided = orderings("cannot be told apart")
     retrieval = load("bench_retrieval")
     speed, memory = number(retrieval["bm25"]["ratio"], 0), number(retrieval["bm25"]["memory_ratio"])
     tree = training_speed(CALIBRATION).partition(" ")[0]
@@ -525,9 +558,11 @@ def headlines(pages: str) -> str:
             f"**Teacher data works.** DualRAG with a student that saw few examples: {student}% exact match; "
             f"fine-tuned on the teacher's data: {tuned}%; the teacher: {teacher}%. {held} claims held; that "
             f"PlanRAG's student equals its teacher was not shown. [Teacher data]({pages}/teacher_data.md)",
-            f"**The papers' claims, in miniature.** Of {len(load('reproduction'))} orderings that five papers "
-            f"state, {orderings('holds')} hold, {orderings('fails')} fail, {undecided} cannot be told apart and "
-            f"{orderings('not run')} were not run. [Reproduction]({pages}/reproduction.md)",
+            f"**The papers' claims, in miniature.** Of {len(reproduction().claims)} claims of five papers "
+            f"{claim_count('holds')} hold, {claim_count('fails')} fail, {claim_count('cannot be told apart')} "
+            f"cannot be told apart and {claim_count('not run')} were not run"
+            f"{'' if reproduction().protocol else ' (an older run, with intervals over questions)'}. "
+            f"[Reproduction]({pages}/reproduction.md)",
             f"**Every prefix is computed once.** Calibration on trees is {tree} times as fast as with TRL's "
             f"trainer, on a model of one million parameters and 2 CPU cores. "
             f"[Training]({pages}/bench_training.md)",
@@ -649,14 +684,14 @@ CALIBRATION = "calibration, papers' shape"
 FUNCTIONS = {
     function.__name__: function
     for function in (
-        across_seeds, all_claims, attack_table, claims_by_paper, demo_causes, demo_claims, demo_hops, demo_mean,
-        demo_mistakes, demo_seeds, demo_table, demo_timings, first_hour_outputs, first_hour_table,
-        first_lines, gold_hops,
-        gold_left_out, gold_targets, headlines, hostile_table, load, orderings, outage_table, overhead_table,
-        provenance, retrieval_speed_table, retrievers_table, router_accuracy, runtime, runtime_reach,
-        runtime_table, scale_runner_table, scale_training_table, shortfalls, strategies_table, teacher_ablations,
-        teacher_claims, teacher_counts, teacher_table, training_speed, training_table, number, percent, spread,
-        min, max, median, sum,
+        across_seeds, all_claims, attack_table, claim_count, claims_by_paper, demo_causes, demo_claims,
+        demo_hops, demo_mean, demo_mistakes, demo_seeds, demo_table, demo_timings, first_hour_outputs,
+        first_hour_table, first_lines, gold_hops, gold_left_out, gold_targets, headlines, hostile_table, load, outage_table,
+        overhead_table, protocol_margins, provenance, reproduction, reproduction_status, retrieval_speed_table,
+        retrievers_table, router_accuracy, runtime, runtime_reach, runtime_table, scale_runner_table,
+        scale_training_table, shortfalls, strategies_table, teacher_ablations, teacher_claims, teacher_counts,
+        teacher_table, test_runs, training_speed, training_table, number, percent, spread, min, max, median,
+        sum,
     )
 }  # fmt: skip
 """What a page may call between ``[[=`` and ``=]]``."""
