@@ -318,7 +318,8 @@ def page(found: Reproduction) -> str:
     """Return the page as one HTML file that needs neither network nor script."""
     deciding = [claim.deciding for claim in found.claims if claim.deciding]
     points = [comparison.effect for comparison in deciding if comparison.effect and in_points(comparison)]
-    most = max((abs(x) for effect in points for x in (effect.lo, effect.hi)), default=1.0)
+    ends = sorted(max(abs(effect.lo), abs(effect.hi)) for effect in points) or [1.0]
+    most = ends[9 * (len(ends) - 1) // 10]  # the few largest are drawn at the axis's end
     names = dict.fromkeys([*(claim.paper for claim in found.claims), *(cell.paper for cell in found.cells)])
     return template("eval/pages/reproduction.html.jinja").render(
         data=found,
