@@ -1,4 +1,4 @@
-"""Write the generated parts of README and its figure, or check that they are up to date.
+"""Write the generated parts of README, its figure and the demo's reference, or check that they are up to date.
 
 Usage: ``python docs/generate.py`` writes them; ``python docs/generate.py --check`` exits with 1, and one line for
 each file that differs. In README, a generated part is between ``<!-- generated: NAME -->`` and ``<!-- end -->``.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from figures.accuracy import draw
 from figures.svg import DARK, LIGHT
-from generator.results import headlines, shortfalls
+from generator.results import demo_reference, headlines, shortfalls
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -28,6 +28,7 @@ def generated() -> dict[Path, str]:
     figures = ROOT / "docs" / "figures"
     return {
         readme: text,
+        ROOT / "eval" / "demo" / "reference.yaml": demo_reference(),
         figures / "accuracy-light.svg": draw().standalone(LIGHT),
         figures / "accuracy-dark.svg": draw().standalone(DARK),
     }

@@ -11,8 +11,12 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import yaml
+
 from generator.markdown import between, bullets, number, percent, spread, table
+from rag_train.eval.demo.reference import effects, placed
 from rag_train.eval.metrics import intervals
+from rag_train.eval.metrics.summary import RunSummary
 from rag_train.eval.papers.judge import JudgedClaim
 from rag_train.eval.papers.page import VERDICTS, Reproduction, shown
 from rag_train.eval.papers.protocol import LOG, load_protocol
@@ -91,6 +95,30 @@ def demo_table(name: str = "demo") -> str:
             ]
         )
     return table(["strategy, model", "EM", "retrievals", "MCC of decisions"], rows, "lrrr")
+
+
+def demo_reference() -> str:
+    """The effect of each reference seed by claim, as the demo's page reads it."""
+    runs = [RunSummary.model_validate(run) for run in load("demo")["runs"]]
+    return f"# Written by docs/generate.py from docs/results/demo.json.\n{yaml.safe_dump(effects(runs), width=200)}"
+
+
+def demo_seed_claims() -> str:
+    """The claims with the seed as the unit."""
+    runs = [RunSummary.model_validate(run) for run in load("demo")["runs"]]
+    rows = [
+        [text, found.verdict, f"{found.effect.mean:+.3f} {_signed(found.effect)}", _differences(found.seeds)]
+        for text, found in placed(runs).items()
+    ]
+    return table(["claim", "verdict", "mean over seeds and 95% interval", "each seed"], rows, "llrr")
+
+
+def _signed(interval: intervals.Interval) -> str:
+    return f"[{interval.lo:+.3f}, {interval.hi:+.3f}]"
+
+
+def _differences(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:+.3f}" for value in values)
 
 
 def demo_claims(name: str = "demo") -> str:
@@ -712,7 +740,7 @@ FUNCTIONS = {
     function.__name__: function
     for function in (
         across_seeds, all_claims, attack_table, claim_count, claims_by_paper, control_table, demo_causes,
-        demo_claims, demo_hops, demo_mean, demo_mistakes, demo_seeds, demo_table, demo_timings,
+        demo_claims, demo_hops, demo_mean, demo_mistakes, demo_seed_claims, demo_seeds, demo_table, demo_timings,
         first_hour_outputs, first_hour_table, first_lines, gold_hops, gold_left_out, gold_targets, headlines, hipporag_table,
         hostile_table, load, outage_table, overhead_table, protocol_margins, provenance, reproduction,
         reproduction_status, retrieval_speed_table, retrievers_table, router_accuracy, runtime, runtime_reach,

@@ -16,6 +16,7 @@ from pydantic import Field, FiniteFloat, NonNegativeFloat, ValidationError, mode
 
 from rag_train.answers import exact_match
 from rag_train.errors import UserError
+from rag_train.eval.demo.reference import ALWAYS, OURS, Placed, placed
 from rag_train.eval.matrix.tables import cause_table, cost_table, decision_table, hops_table, main_table
 from rag_train.eval.metrics.boundary import decision_is_right, known_facts
 from rag_train.eval.metrics.summary import RunSummary, pool
@@ -28,9 +29,6 @@ WIDTH, HEIGHT = 460, 300
 """Size of a plot with two axes, in SVG units; a narrow page scales it down."""
 WIDE, HIGH = 620, 400
 """Size of the first plot."""
-OURS, ALWAYS = "deeprag, stage 2", "deeprag-retrieve, stage 2"
-"""Names of the runs that the page's first numbers compare: the trained model, and the same model when it always
-retrieves."""
 
 
 class Claim(Record):
@@ -124,14 +122,16 @@ def load_results(path: Path) -> ReportData:
 
 def write_report(path: Path, results: ReportData) -> None:
     """Write the page of ``results`` to ``path``, creating its folder."""
-    runs = pool(results.runs)
+    runs, found = pool(results.runs), placed(results.runs)
     tables = [make(runs) for make in (main_table, decision_table, hops_table, cause_table, cost_table)]
     page = template("eval/pages/results.html.jinja").render(
         data=results,
         runs=runs,
         color={run.name: i % 8 for i, run in enumerate(runs)},
         tables=[Markup(table.html()) for table in tables if table.rows],
-        headlines=headlines(runs, results.claims),
+        headlines=headlines(runs, results.claims, found),
+        placed=found,
+        strip=strip,
         frontier=frontier(runs, results.runs),
         stepping=[run for run in runs if run.steps],
         bounded=[run for run in runs if run.fact_boundary and run.fact_boundary.total],
@@ -150,11 +150,18 @@ def write_report(path: Path, results: ReportData) -> None:
     write_text(path, page)
 
 
-def headlines(runs: Sequence[RunSummary], claims: Sequence[Claim]) -> list[tuple[str, str]]:
+def headlines(
+    runs: Sequence[RunSummary], claims: Sequence[Claim], found: Mapping[str, Placed]
+) -> list[tuple[str, str]]:
     """Return the numbers that say what happened, each with its meaning; ``runs`` are pooled."""
     by_name = {run.name: run for run in runs}
     ours, always = by_name.get(OURS), by_name.get(ALWAYS)
     held = (f"{sum(claim.held for claim in claims)} of {len(claims)}", "claims stated before the run held")
+    if found:
+        held = (
+            f"{sum(p.verdict == 'holds' for p in found.values())} of {len(found)}",
+            "claims hold over the reference seeds",
+        )
     if not ours or not always:
         return [held]
     best = max((run for run in runs if run is not ours), key=lambda run: run.em.mean)
@@ -163,6 +170,13 @@ def headlines(runs: Sequence[RunSummary], claims: Sequence[Claim]) -> list[tuple
         right += f", {best.em.mean:.1%} in the best other run ({best.name})"
     retrieved = f"retrievals a question; {always.retrievals.mean:.2f} if the same model always retrieves"
     return [(f"{ours.em.mean:.1%}", right), (f"{ours.retrievals.mean:.2f}", retrieved), held]
+
+
+def strip(found: Placed) -> Scale:
+    """Return the scale of a claim's plot."""
+    values = [0.0, found.here, *found.expected, -found.margin]
+    lo, hi = min(values), max(values)
+    return Scale(lo, hi, 8, WIDTH - 8)
 
 
 def axes(xs: Sequence[float], ys: Sequence[float], width: int, height: int) -> tuple[Scale, Scale]:
