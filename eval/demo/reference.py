@@ -111,7 +111,7 @@ def effects(runs: Sequence[RunSummary]) -> dict[str, list[float]]:
 
 
 def placed(runs: Sequence[RunSummary]) -> dict[str, Placed]:
-    """Return the mini world's claims of a run, by text; empty for a run elsewhere, which lacks runs of the claims."""
+    """Return the mini world's claims of a run, by text; empty for a run elsewhere, which lacks some of them."""
     found = effects(runs)
     if found.keys() != CLAIMS.keys():
         return {}

@@ -207,7 +207,7 @@ def share_across_seeds(values: Sequence[float]) -> Interval:
 def holm(p_values: Sequence[float], size: int) -> list[float]:
     """Return the p-values adjusted for ``size`` hypotheses (Holm 1979); those not given count as not rejected."""
     adjusted, highest = [0.0] * len(p_values), 0.0
-    for rank, i in enumerate(np.argsort(p_values, kind="stable")):
+    for rank, i in enumerate(np.argsort(p_values, kind="stable").tolist()):
         highest = max(highest, min(1.0, (size - rank) * p_values[i]))
         adjusted[i] = highest
     return adjusted
