@@ -71,7 +71,7 @@ def test_seeds_without_variance_have_a_verdict_unless_they_tie():
 
 
 def test_holms_adjusted_p_values():
-    """Each ordered p-value counts as many times as there are hypotheses left, and never less than the one before."""
+    """Each ordered p-value counts once for every hypothesis that is left, and never less than the one before."""
     assert holm([0.01, 0.04, 0.03], 3) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.01, 0.5], 10) == pytest.approx([0.1, 1.0])
 
