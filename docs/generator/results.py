@@ -741,7 +741,8 @@ FUNCTIONS = {
     for function in (
         across_seeds, all_claims, attack_table, claim_count, claims_by_paper, control_table, demo_causes,
         demo_claims, demo_hops, demo_mean, demo_mistakes, demo_seed_claims, demo_seeds, demo_table, demo_timings,
-        first_hour_outputs, first_hour_table, first_lines, gold_hops, gold_left_out, gold_targets, headlines, hipporag_table,
+        first_hour_outputs, first_hour_table, first_lines, gold_hops, gold_left_out, gold_targets, headlines,
+        hipporag_table,
         hostile_table, load, outage_table, overhead_table, protocol_margins, provenance, reproduction,
         reproduction_status, retrieval_speed_table, retrievers_table, router_accuracy, runtime, runtime_reach,
         runtime_table, scale_runner_table, scale_training_table, shortfalls, strategies_table,
