@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import networkx as nx
+import pytest
 from support.paths import ROOT
 
 PACKAGE = "rag_train"
@@ -44,6 +45,7 @@ def graph() -> nx.DiGraph:
     return nx.DiGraph(edges)
 
 
+@pytest.mark.slow
 def test_no_circular_imports():
     assert [circle for circle in nx.strongly_connected_components(graph()) if len(circle) > 1] == []
 

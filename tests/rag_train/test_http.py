@@ -43,6 +43,7 @@ def test_responses_are_limited_in_size(monkeypatch: pytest.MonkeyPatch):
         fetched(b"x" * (2**20 + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("encoding", "wbits"), [("gzip", GZIP), ("deflate", ZLIB), ("deflate", BARE)])
 def test_servers_may_compress_although_they_are_asked_not_to(
     encoding: str, wbits: int, monkeypatch: pytest.MonkeyPatch

@@ -53,6 +53,7 @@ def four_calls(llm: Failing, depths: list[int]) -> Callable[[], Coroutine[Any, A
     return work
 
 
+@pytest.mark.slow
 @given(st.sets(st.integers(0, 12)))
 def test_completed_calls_are_not_repeated(failures: set[int]) -> None:
     llm, depths, so_far = Failing(*failures), [], Kept()

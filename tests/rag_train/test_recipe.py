@@ -53,6 +53,7 @@ def test_values_and_overrides(recipe_file: Path):
     assert load_recipe(TrainRecipe, recipe_file, ["lora=null"]).lora is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TRAINING_RECIPES, ids=lambda path: path.stem)
 def test_steps_are_the_same_on_one_two_four_and_eight_devices(path: Path, tmp_path: Path):
     (tmp_path / "data.jsonl").touch()
@@ -101,6 +102,7 @@ def test_saved_recipe_reads_back_equal(recipe_file: Path, tmp_path: Path):
     assert load_recipe(TrainRecipe, tmp_path / "saved.yaml") == recipe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -144,6 +146,7 @@ def test_rejects_mistake_in_file(recipe_file: Path, old: str, new: str, message:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -187,6 +190,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_yaml_is_refused_in_one_line(recipe_file: Path, name: str):
     recipe_file.write_text(HOSTILE[name])
@@ -221,6 +225,7 @@ def test_describe_lists_nested_keys():
     ]
 
 
+@pytest.mark.slow
 def test_reports_missing_file_before_importing_heavy_libraries():
     code = (
         "import sys; from rag_train.train import main; code = main(['gone.yaml'])\n"

@@ -39,6 +39,7 @@ def drawn(recipe: DeepRAGRecipe) -> list[str]:
     return [question.id for question in asked]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page", [RECIPE, ROOT / "README.md", ROOT / "docs/site/howto/own-data.md"], ids=lambda p: p.name
 )

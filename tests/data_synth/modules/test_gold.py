@@ -45,6 +45,7 @@ def test_every_record_is_valid_and_parses_as_its_task(world: World, index: BM25I
             assert task.parse(record.segments[-1].text) is not None and record.segments[0].text == task.lead
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", [PLAIN, CHAT], ids=["plain", "chat"])
 def test_replaying_the_examples_answers_correctly(tokenizer: Any, world: World, index: BM25Index):
     """If a strategy searches for the hops' subqueries, each of its prompts is exactly the prompt of an example.
@@ -132,6 +133,7 @@ def test_hops_in_shorthand_and_unknowable_targets_are_left_out_and_counted():
         assert unknown.records and not any(map(unknowable_parts, unknown.records))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA.exists(), reason="the real question sets are not here")
 def test_real_gold_examples_can_be_known_from_their_prompts():
     questions = [

@@ -20,6 +20,7 @@ from rag_train.resumable import OpenItems, Outcome, Summary
 from rag_train.schema import Passage, Question
 
 
+@pytest.mark.slow
 def test_gold_recipe_writes_examples_of_every_method_once(world: World, tmp_path: Path, call, capsys):
     write_world(world, tmp_path)
     assert call("index", str(tmp_path / "corpus.jsonl"), str(tmp_path / "index")) == 0

@@ -27,6 +27,7 @@ def test_corrupted_indexes_do_no_harm(kind: str, tmp_path: Path) -> None:
     assert outcomes["refused in one line"]
 
 
+@pytest.mark.slow
 def test_hostile_recipes_do_no_harm(tmp_path: Path) -> None:
     outcomes = hostile_recipes(300, tmp_path)
     assert outcomes.total() == 300 and set(outcomes) <= {"refused in one line", "read, harmless"}

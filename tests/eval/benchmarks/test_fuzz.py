@@ -8,6 +8,7 @@ from rag_train.eval.benchmarks.fuzz import count_executed, fuzz, tasks
 from rag_train.formats.planrag import PlanError, from_tuples, parse_plan
 
 
+@pytest.mark.slow
 def test_counts_malformed_answers_by_reason_and_executes_none():
     seen = asyncio.run(fuzz(2_000, seed=1))
     assert not seen["executed"]

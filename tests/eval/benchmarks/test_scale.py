@@ -11,6 +11,7 @@ import pytest
 from rag_train.eval.benchmarks.scale import Items, moments_of, runner, training, trajectories
 
 
+@pytest.mark.slow
 def test_trajectories_differ_and_repeat():
     records = list(trajectories(5))
     assert len({record.completion for record in records}) == len({record.id for record in records}) == 5

@@ -58,6 +58,7 @@ def test_a_role_is_evaluated_beside_a_generator_and_unknown_places_are_left_open
     assert texts(after_training(Path("m"), False, {})) == ["rag-train train m/recipe.yaml"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*TRAINING, "levelrag", ""])
 def test_commands_name_what_exists(kind: str):
     key = "stage" if kind in STRATEGIES or kind == "cot" else "method"

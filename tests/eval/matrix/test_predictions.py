@@ -12,6 +12,7 @@ from rag_train.cli.app import main
 from rag_train.eval.matrix.cell import load_matrix
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "problem"),
     [

@@ -45,6 +45,7 @@ def test_copies_in_one_cluster_do_not_narrow_the_interval():
     assert paired_bootstrap(*scores, "em", [s.question_id for s in scores[0]]).mean == 0.0
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=2))
 def test_mcc_is_the_correlation(decisions: list[tuple[bool, bool]]):
     known, retrieved = map(np.array, zip(*decisions, strict=True))

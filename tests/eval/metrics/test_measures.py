@@ -19,6 +19,7 @@ def test_compound_is_the_share_of_requested_facts() -> None:
     assert compound(Question(id="q", question="?", answers=["long"], metadata=groups), "ann, then b") == 0.5
 
 
+@pytest.mark.slow
 def test_rouge_takes_the_best_reference() -> None:
     question = Question(
         id="q", question="?", answers=["nothing alike", "the cats sat on mats"], metadata={"long_form": True}

@@ -76,6 +76,7 @@ def test_finds_gold_passages_by_their_words() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (DATA / "corpus.jsonl").exists(), reason="no real corpus next to this checkout")
 def test_real_corpus_contains_every_gold_passage() -> None:
     files = [*bench_retrievers.DATASETS.values(), *train_reranker.FILES]
@@ -193,6 +194,7 @@ def test_evaluation_leaves_out_questions_without_gold_passages() -> None:
 # -- the benchmark ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_benchmark_writes_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = [
         ["Solaris", ["A film by Tarkovsky.", "It is long."]],

@@ -102,6 +102,7 @@ def perturbed(rng: random.Random, answers: Sequence[str]) -> str:
     return " ".join(words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTED)
 def test_em_and_f1_equal_the_released_scripts_on_real_questions(name: str) -> None:
     if not (DATA / name).exists():

@@ -125,6 +125,7 @@ MISTAKES: list[tuple[str, Callable[[str], str] | None, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "change", "message"), MISTAKES)
 def test_rejects_damaged_files_and_keeps_the_old_page(
     made: Made,

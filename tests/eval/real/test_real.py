@@ -22,6 +22,7 @@ from rag_train.working_files import PACKAGE
 SYSTEMS = {"dualrag", "hanrag", "levelrag", "planrag"}
 
 
+@pytest.mark.slow
 def test_every_method_gets_the_same_number_of_tokens(mini_model: Path):
     world = open_atlas("dev", seed=0)
     examples = asyncio.run(gold_examples(world.train[:12], AsyncRetriever(world.index), passages=2))

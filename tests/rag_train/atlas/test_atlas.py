@@ -18,6 +18,7 @@ def asked(atlas: Atlas) -> dict[str, list[Question]]:
     return {split: questions(atlas, split) for split in SHARES}
 
 
+@pytest.mark.slow
 def test_facts_are_those_of_the_world(atlas: Atlas):
     peru = {relation: value.text for (subject, relation), value in atlas.facts.items() if subject == "country-PE"}
     assert peru["capital"] == "Lima" and peru["continent"] == "South America" and peru["demonym"] == "Peruvian"
@@ -30,6 +31,7 @@ def test_names_are_unique(atlas: Atlas):
     assert max(Counter(entity.name for entity in atlas.entities.values()).values()) == 1
 
 
+@pytest.mark.slow
 def test_there_are_enough_questions_and_passages(atlas: Atlas, asked: dict[str, list[Question]]):
     assert {split: len(found) for split, found in asked.items()} == SIZES and sum(SIZES.values()) >= 3000
     passages = corpus(atlas)
@@ -93,5 +95,6 @@ def test_no_country_has_most_of_the_questions(atlas: Atlas, asked: dict[str, lis
     assert max(Counter(about).values()) / len(about) < 0.05
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_questions(atlas: Atlas, asked: dict[str, list[Question]]):
     assert questions(atlas, "dev") == asked["dev"] and questions(atlas, "dev", seed=1) != asked["dev"]

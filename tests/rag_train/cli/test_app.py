@@ -61,6 +61,7 @@ def world(tmp_path: Path) -> Path:
     return tmp_path / "world"
 
 
+@pytest.mark.slow
 def test_index_reports_the_line_of_a_broken_corpus(
     monkeypatch: pytest.MonkeyPatch, capsys, world: Path, tmp_path: Path
 ):
@@ -78,6 +79,7 @@ def test_index_reports_the_line_of_a_broken_corpus(
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -85,6 +85,7 @@ def test_roles_have_models_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
         assert list(settings["roles"]) == [role]
 
 
+@pytest.mark.slow
 def test_dry_run_estimates_what_is_missing_and_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:

@@ -31,6 +31,7 @@ def plans(messages: list[dict[str, str]]) -> str:
     return json.dumps(PLAN) if "maker of film" in messages[0]["content"] else polite(messages)
 
 
+@pytest.mark.slow
 def test_planrag_teacher_runs_through_a_closed_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     (tmp_path / "corpus.jsonl").write_text('{"id": "p", "title": "T", "text": "x"}\n')
     build_index("bm25", tmp_path / "corpus.jsonl", tmp_path / "index", lambda done: None)

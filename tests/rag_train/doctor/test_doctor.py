@@ -22,6 +22,7 @@ GIB = 2**30
 H100 = Accelerator("H100", 80 * GIB, True)
 
 
+@pytest.mark.slow
 def test_first_finding_needs_no_heavy_imports():
     code = (
         "import sys\nfrom rag_train.doctor.examine import examine\nprint(next(examine()).text)\n"
@@ -68,6 +69,7 @@ def test_memory_is_at_most_the_containers(limit: str, bounded: bool, tmp_path: P
     assert (memory(tmp_path / "memory.max") == Space(1000, 1000)) == bounded
 
 
+@pytest.mark.slow
 @given(st.integers(0, 300), st.integers(0, 300), st.integers(1, 8))
 def test_more_memory_is_enough_for_as_large_models(one: int, other: int, devices: int):
     less, more = (largest(size * GIB, devices) for size in sorted((one, other)))

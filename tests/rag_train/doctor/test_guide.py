@@ -29,6 +29,7 @@ def test_model_fits_the_machine(name: str):
     assert choose(devices) == choice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MACHINES)
 def test_commands_exist_and_recipes_take_their_keys(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     devices, choice = MACHINES[name]

@@ -87,6 +87,7 @@ def repositories(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_files_are_read_by_rag_train(name: str, tmp_path: Path):
     done = get(name, CATALOGUE[name], tmp_path / name)
@@ -181,6 +182,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
     return caught.value.code
 
 
+@pytest.mark.slow
 def test_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert call(monkeypatch, "list") == 0
     assert [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()] == list(CATALOGUE)

@@ -1,5 +1,6 @@
 """The transcript grammar: rendering and parsing are inverse, and malformed text raises no error."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(steps, line)
 def test_parsing_and_rendering_are_inverse(steps: list[Step], answer: str):
     text = deeprag.text_of(steps, answer)

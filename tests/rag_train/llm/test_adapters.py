@@ -89,6 +89,7 @@ def test_vllm_serves_base_model_and_adapters_at_the_same_time(
     runner.run(go())
 
 
+@pytest.mark.slow
 def test_transformers_serves_base_model_and_adapters(mini_model: Path, adapters, prompts, expected, tmp_path: Path):
     async def go() -> None:
         engine = TransformersEngine.start(str(mini_model))

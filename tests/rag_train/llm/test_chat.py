@@ -53,6 +53,7 @@ def ask(task: Task, text: str) -> Any:
     return go
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("can", [ALL, ALL - {"json_schema"}, frozenset()])
 @pytest.mark.parametrize("ignores", [True, False])
 @pytest.mark.parametrize(
@@ -125,6 +126,7 @@ def test_text_is_cut_at_stop_strings_with_its_tokens():
     assert got.usage.completion_tokens == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("failures", "kind", "complaint"),
     [
@@ -153,6 +155,7 @@ def test_failures_are_retried_or_reported(failures: list[Any], kind: type[Except
                 with_engine(server, go)
 
 
+@pytest.mark.slow
 def test_no_answer_is_paid_for_twice(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     """A run is interrupted and repeated: only what the first did not get is asked for."""
     settings = {"cache": tmp_path / "answers.db", "input_price": 2.0, "output_price": 1_000_000.0}

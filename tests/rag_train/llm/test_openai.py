@@ -308,6 +308,7 @@ def test_retries_transient_failures(model: str, failures):
     assert len(server.asked) == len(failures) + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replies", "kind", "complaint"),
     [

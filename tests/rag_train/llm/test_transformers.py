@@ -46,6 +46,7 @@ def test_log_probabilities_are_those_at_the_temperature(work: Path):
     assert [token.logprob for token in drawn.chosen] == pytest.approx(wanted.tolist(), abs=1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(st.lists(st.floats(-3, 3), min_size=2, max_size=4))
 def test_the_most_probable_token_with_noise_is_a_sample(scores: list[float]):

@@ -16,6 +16,7 @@ def world() -> World:
     return World(WorldConfig(films=40, people=48, cities=12, countries=5))
 
 
+@pytest.mark.slow
 def test_training_text_never_states_an_unknown_fact(world: World):
     source = TextSource(world, seed=1)
     unknown = {statement(r, s, v) for (s, r), v in world.facts.items() if (s, r) not in world.known}
@@ -31,6 +32,7 @@ def test_training_text_never_states_an_unknown_fact(world: World):
                 assert line.removeprefix("Intermediate answer: ") not in unknown
 
 
+@pytest.mark.slow
 def test_splits_share_no_films_or_people(world: World):
     roots = {split: {q.question for q in world.questions(split)} for split in SPLITS}
     assert not roots["train"] & roots["test"] and not roots["dev"] & roots["test"]
@@ -78,6 +80,7 @@ def test_seed_determines_the_world(world: World):
     assert again.questions("test") == world.questions("test")
 
 
+@pytest.mark.slow
 @given(text=st.text())
 def test_tokenizer_is_lossless(text: str):
     tokenizer = build_tokenizer(World(WorldConfig(films=20, people=20, cities=4, countries=2)))

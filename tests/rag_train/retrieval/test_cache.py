@@ -95,6 +95,7 @@ for start in range(0, 400, 20):
 """
 
 
+@pytest.mark.slow
 def test_several_processes_write_to_one_file(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     writers = [

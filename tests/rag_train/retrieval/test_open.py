@@ -80,6 +80,7 @@ def vllm() -> Iterator[str]:
         yield url
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "index"), [("bm25", BM25Index), ("lucene", LuceneIndex), ("dense", DenseIndex)])
 def test_index_directories(root: Path, kind: str, index: type) -> None:
     opened = open_retriever(str(root / kind))
@@ -135,6 +136,7 @@ def test_elasticsearch(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             index_corpus("dense", root / "corpus.jsonl", place, reached.append)
 
 
+@pytest.mark.slow
 def test_milvus(root: Path) -> None:
     place = f"milvus:{root}/lite.db/wiki"
     with pytest.raises(UserError, match="the collection does not exist"):
@@ -147,6 +149,7 @@ def test_milvus(root: Path) -> None:
         open_retriever(f"{place}?encoder={model_path(EMBEDDED)}&metric=cosine")
 
 
+@pytest.mark.slow
 def test_fusion(root: Path) -> None:
     bm25, dense = load_index(root / "bm25"), load_index(root / "dense")
     places = f"{root}/bm25, {root}/dense"
@@ -160,6 +163,7 @@ def test_fusion(root: Path) -> None:
         open_retriever(f"rrf(0*{places})")
 
 
+@pytest.mark.slow
 def test_reranking(root: Path, cross_encoder: Path, vllm: str) -> None:
     bm25 = load_index(root / "bm25")
     opened = open_retriever(f"rerank({root}/bm25, {cross_encoder})")

@@ -153,6 +153,7 @@ def test_batches_score_like_single_pairs(
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=80)  # includes halves of surrogate pairs
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(pairs=st.lists(st.tuples(ANY_TEXT, ANY_TEXT), max_size=6))
 def test_scores_any_text(
@@ -162,6 +163,7 @@ def test_scores_any_text(
     assert cross_encoder.scores(pairs) == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_truncates_long_pairs(checkpoint: Path, cross_encoder: CrossEncoderReranker) -> None:
     long = ("a", "b " * 100_000)
     assert cross_encoder.scores([long]) == pytest.approx(cross_encoder.scores([("a", "b " * 60)]))
@@ -253,6 +255,7 @@ def test_group_by_entity_ranks_by_the_best_query() -> None:
     assert sorted(reranker.asked[0]) == sorted(table) and len(reranker.asked) == 1
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(st.sampled_from("ABC"), st.lists(st.sampled_from(LETTERS[:6]), max_size=4)),
     st.dictionaries(st.sampled_from(LETTERS[:6]), st.lists(st.sampled_from(PASSAGES), unique_by=lambda p: p.id)),

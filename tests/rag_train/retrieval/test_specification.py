@@ -33,6 +33,7 @@ def combinations(inner: st.SearchStrategy[Specification]) -> st.SearchStrategy[S
     return fusion | cache | rerank
 
 
+@pytest.mark.slow
 @given(combinations(st.recursive(PLACES, combinations, max_leaves=8)))
 def test_parse_inverts_str(specification: Specification) -> None:
     assert parse(str(specification)) == specification

@@ -163,6 +163,7 @@ def test_a_bad_request_gets_an_error_of_one_line(
     assert got == status and detail and "\n" not in detail and len(detail) < 400
 
 
+@pytest.mark.slow
 def test_survives_a_thousand_bad_requests(bm25: RetrievalClient) -> None:
     rng = random.Random(0)
     errors = _errors(bm25.url)

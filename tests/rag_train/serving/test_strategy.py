@@ -390,6 +390,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "index"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

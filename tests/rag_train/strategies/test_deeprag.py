@@ -46,6 +46,7 @@ def answer(spec: str, *texts: str) -> tuple[Trajectory, Found]:
     return asyncio.run(build(spec, kit).answer(Question(id="q", question="Who?", answers=["x"]))), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["adaptive", "parametric", "retrieve"])
 @settings(max_examples=60)
 @given(st.lists(st.lists(st.sampled_from(PIECES), max_size=6).map("".join), min_size=1, max_size=8))
@@ -81,6 +82,7 @@ def test_a_search_that_was_only_written_is_not_a_retrieval():
     assert found.queries == ["When?"] and got.answer == "1815" and "cut" not in got.notes
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.data())
 def test_a_guided_controller_keeps_to_the_grammar(data: st.DataObject):

@@ -24,12 +24,14 @@ def check(name: str, model, retriever, seed: int) -> None:
     assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", FIXED)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_ends_with_a_model_that_writes_one_text(name: str, model):
     check(name, model, "everything", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STRATEGIES)
 @settings(max_examples=6)
 @given(

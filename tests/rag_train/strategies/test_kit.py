@@ -175,6 +175,7 @@ class Roles(dict[str, Any]):
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", {cls: None for cls, _ in STRATEGIES.values()}, ids=lambda cls: cls.__name__)
 def test_every_strategy_gives_work_to_all_of_its_roles_and_to_no_other(cls: type[Strategy]) -> None:
     roles = Roles()

@@ -407,6 +407,7 @@ def test_repaired_plan_is_valid_and_can_be_read_back(nodes: list[Draft]):
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.text() | st.recursive(st.sampled_from(['"Q1.1: a"', "1", "Q"]), lambda x: st.lists(x).map(str)))
 def test_plan_parser_accepts_any_text(text: str):

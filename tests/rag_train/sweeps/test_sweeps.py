@@ -107,6 +107,7 @@ def test_rejects_invalid_file_before_any_trial(write_sweep, tmp_path: Path, chan
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_shipped_files_give_the_commands_of_wandb_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils")
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")

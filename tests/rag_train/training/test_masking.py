@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.training import TOKENIZER, stretches, write
@@ -18,6 +19,7 @@ texts = st.text(alphabet="ab .?\n:é漢", min_size=1, max_size=12)
 documents = st.lists(st.tuples(texts, st.booleans()), min_size=1, max_size=8)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.lists(documents, min_size=1, max_size=4), st.integers(1, 60), st.booleans())
 def test_truncated_example_ends_with_trained_segment(

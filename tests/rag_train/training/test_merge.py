@@ -35,6 +35,7 @@ def runs(work: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_merged_adapter_equals_model_merged_by_training(work: Path, runs: Path, tmp_path: Path):
     adapter = runs / "adapter"
     assert check_adapter(str(adapter)) == 2

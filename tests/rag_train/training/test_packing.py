@@ -156,6 +156,7 @@ def tree_of(sequences: list[list[int]]) -> tuple[torch.Tensor, ...]:
     return tuple(torch.tensor(values) for values in (tree.ids, tree.positions, tree.last, at, targets))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("implementation", ["sdpa", SLICED, "flex_attention"])
 @pytest.mark.parametrize("architecture", SHAPES)
@@ -183,6 +184,7 @@ def test_attention_equals_that_of_separate_sequences(architecture: str, implemen
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("architecture", SHAPES)
 def test_attentions_train_adapters_alike(architecture: str, half: bool):
@@ -257,6 +259,7 @@ def test_automatic_attention_falls_back_with_a_line(monkeypatch: pytest.MonkeyPa
 LLAMA = small_model("llama", SLICED).eval()
 
 
+@pytest.mark.slow
 @given(st.lists(tokens, min_size=1, max_size=12))
 def test_padded_rows_give_the_same_logits(sequences: list[list[int]]):
     tree = lay_out([[1, *sequence] for sequence in sequences])
@@ -346,6 +349,7 @@ def test_packed_training_equals_padded_training(work: Path, tmp_path: Path, pack
     assert "attn_implementation" not in (tmp_path / "packed" / "config.json").read_text()
 
 
+@pytest.mark.slow
 def test_trains_adapters_with_gradient_checkpointing(work: Path, tmp_path: Path):
     packed = {"batch_size": 1, "sft": SFTRecipe(pack_tokens=500)}
     recipe = recipe_in(work, tmp_path / "out", lora=LoraRecipe(r=2), epochs=8, **packed)

@@ -76,6 +76,7 @@ def test_refuses_run_whose_first_checkpoint_does_not_fit_on_the_disk(work: Path,
     assert "are free" in tight.line() and "are free" not in enough.line()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [{}, {"lora": LoraRecipe(r=64)}, {"save_only_model": True}], ids=str)
 def test_size_of_a_checkpoint_is_that_on_the_disk(work: Path, tmp_path: Path, monkeypatch, keys: dict[str, Any]):
     recipe = recipe_in(work, tmp_path / "out", precision="fp32", save_steps=1, **keys)
@@ -174,6 +175,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
     return caught.value.code
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_weights")
 def test_dry_run_prints_the_plan_and_starts_nothing(work: Path, tmp_path: Path, monkeypatch, capsys):
     file, output = tmp_path / "r.yaml", tmp_path / "out"

@@ -91,6 +91,7 @@ def test_newest_checkpoint_alone_has_what_training_continues_from(work: Path, tm
     assert train(continued).resumed_from == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", STAGES, ids=NAMES)
 def test_infinite_loss_stops_run_and_saves_batch(work: Path, tmp_path: Path, changes: dict):
     recipe = recipe_for(work, tmp_path / "out", changes | {"lr": 1e20, "warmup_ratio": 0.0})
@@ -103,6 +104,7 @@ def test_infinite_loss_stops_run_and_saves_batch(work: Path, tmp_path: Path, cha
     assert batch["input_ids"]
 
 
+@pytest.mark.slow
 def test_out_of_memory_error_names_settings_to_change(work: Path, tmp_path: Path, monkeypatch, capsys):
     """Covers a real failure of the allocator and CUDA's exception."""
     save_recipe(recipe_for(work, tmp_path / "out", STAGES[0]), tmp_path / "recipe.yaml")

@@ -117,6 +117,7 @@ def test_mistakes_are_told_in_a_line(tmp_path: Path, cache: Path, monkeypatch: p
         stored(path)
 
 
+@pytest.mark.slow
 @given(data=st.data(), count=st.integers(1, 12))
 def test_a_column_reads_the_selected_rows(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, count: int
@@ -136,6 +137,7 @@ def test_distinct_tokens_are_those_of_the_tree(sequences: list[list[int]]):
     assert sorted(sequences) == sorted(sequences, key=sortable)
 
 
+@pytest.mark.slow
 def test_packing_keeps_no_tokens():
     """Sequences of 400 tokens, of which all tries together took 164 bytes a token."""
 

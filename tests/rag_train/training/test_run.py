@@ -125,6 +125,7 @@ def test_balanced_pairs_come_from_all_of_the_file(tmp_path: Path):
     assert asked == [*range(0, 40, 4), *range(1, 20, 2)]
 
 
+@pytest.mark.slow
 @given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=4))
 def test_balanced_examples_have_equal_shares_of_tasks(tmp_path_factory, counts: list[int]):
     records = [
@@ -140,6 +141,7 @@ def test_balanced_examples_have_equal_shares_of_tasks(tmp_path_factory, counts: 
 # -- learning --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sft_lowers_loss_and_reports_result(work: Path, tmp_path: Path):
     recipe = recipe_in(work, tmp_path / "out", epochs=12)
     result = train(recipe)
@@ -178,6 +180,7 @@ def test_dpo_widens_margin_and_adds_no_end_of_text_token(
     assert batches and all((ids != TOKENIZER.eos_token_id).all() for ids in batches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["pairs", "tree"])
 @pytest.mark.parametrize("lora", [None, LoraRecipe(r=2)])
 def test_first_loss_is_that_of_equal_models(
@@ -216,11 +219,13 @@ def test_tree_layout_trains_as_trl_does(work: Path, tmp_path: Path, keys: dict):
     assert tree.tokens_seen < pairs.tokens_seen
 
 
+@pytest.mark.slow
 def test_tree_layout_trains_adapters(work: Path, tmp_path: Path):
     recipe = recipe_in(work, tmp_path / "out", stage="dpo", epochs=8, lora=LoraRecipe(r=2))
     assert train(replace(recipe, dpo=DPORecipe(layout="tree"))).losses[-1]["rewards/margins"] > 0.1
 
 
+@pytest.mark.slow
 def test_merges_adapters_into_trained_layers_only(work: Path, tmp_path: Path):
     train(recipe_in(work, tmp_path / "out", epochs=1, lora=LoraRecipe(r=2, target_modules=["q_proj"])))
     before, after = (load_file(path / "model.safetensors") for path in (work / "model", tmp_path / "out"))

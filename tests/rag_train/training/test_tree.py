@@ -58,6 +58,7 @@ def separate_logprob(model, pair: dict[str, list[int]], side: str) -> torch.Tens
     return logits[torch.arange(start - 1, ids.shape[1] - 1), ids[0, start:]].sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapters", [False, True])
 @pytest.mark.parametrize("kind", ["optimal", "all_nodes", "sentence_wise"])
 @pytest.mark.parametrize("architecture", MODELS)
@@ -109,6 +110,7 @@ LOSSES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", LOSSES, ids=str)
 def test_each_loss_equals_trl(work: Path, tmp_path: Path, keys: dict):
     """Compares one batch. TRL has no conservative DPO; the pairs layout combines it from two of TRL's losses."""

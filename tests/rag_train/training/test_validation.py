@@ -80,6 +80,7 @@ def figures(recipe: TrainRecipe, model: str) -> tuple[float, float]:
     return sum(losses) / len(losses), sum(right) / len(right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_keeps_the_weights_of_the_best_evaluation(work: Path, tmp_path: Path, layout: str):
     """Seven held-out examples fill no whole number of batches."""
@@ -97,6 +98,7 @@ def test_keeps_the_weights_of_the_best_evaluation(work: Path, tmp_path: Path, la
     assert f"| {result.kept_step} (kept) | {best['eval_loss']:.4g} |" in card
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["packed", "pairs"])
 def test_killed_run_keeps_the_same_weights(work: Path, tmp_path: Path, layout: str, monkeypatch):
     """Killed after the best step, so that its checkpoint must outlive the later ones. The adapters are merged."""
@@ -117,6 +119,7 @@ def test_killed_run_keeps_the_same_weights(work: Path, tmp_path: Path, layout: s
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 def test_stops_when_patience_is_exhausted(work: Path, tmp_path: Path, monkeypatch):
     """The accuracy stays what it is at the first evaluation. The run is killed and stops at the same step."""
     keys = LAYOUTS["tree"] | {"lr": 1e-9, "eval_steps": 1, "patience": 4, "epochs": 9, "save_steps": 2}

@@ -83,6 +83,7 @@ def test_both_engines_rank_alike(config: BM25Config) -> None:
     assert_same_ranking(PASSAGES, [*queries, "The directors of Films"], config)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (DATA / "corpus.jsonl").exists(), reason="needs the corpus of Wikipedia passages")
 def test_both_engines_rank_alike_on_wikipedia() -> None:
     passages = [p for p, _ in zip(read_corpus(DATA / "corpus.jsonl"), range(3000), strict=False)]
@@ -119,6 +120,7 @@ def test_indexes_a_corpus_without_tokens(tmp_path: Path) -> None:
             build([])
 
 
+@pytest.mark.slow
 def test_answers_unusual_queries(index: BM25Index) -> None:
     for retriever in (index, RankBM25Index(PASSAGES)):
         found = retriever.search(UNUSUAL_QUERIES, 10**6)
@@ -148,6 +150,7 @@ def reloaded(saved: Path) -> list[BM25Index]:
 VOCABULARY = sorted({word for p in PASSAGES for word in p.text.split()})
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(
     queries=st.lists(st.text() | st.lists(st.sampled_from(VOCABULARY)).map(" ".join), max_size=4),

@@ -39,6 +39,7 @@ def index() -> DenseIndex:
     return DenseIndex.build(PASSAGES)
 
 
+@pytest.mark.slow
 def test_finds_passages_by_meaning(index: DenseIndex):
     found = index.search(QUERIES, 4)
     assert [passages[0].id for passages in found] == ["1", "2", "4"]
@@ -82,6 +83,7 @@ def expected_vector(model, directory: Path, text: str, pooling: str, normalize: 
     return (vector / vector.norm() if normalize else vector).numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "pooling", "normalize", "before_query", "before_passage"),
     [
@@ -130,6 +132,7 @@ def small(models: Path) -> DenseConfig:
     return DenseConfig(encoder=family(str(models / "e5-small")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "search"), [("Flat", ""), ("IVF4,Flat", "nprobe=4"), ("HNSW16", "efSearch=400")])
 def test_indexes_find_the_largest_products(corpus, small, tmp_path: Path, kind: str, search: str):
     build_dense(corpus, tmp_path / "index", replace(small, kind=kind, search=search), shard=100)
@@ -141,6 +144,7 @@ def test_indexes_find_the_largest_products(corpus, small, tmp_path: Path, kind: 
     assert np.take_along_axis(products, positions, 1) == pytest.approx(scores, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_compressed_index_finds_most_of_the_best_passages(corpus, small, tmp_path: Path):
     build_dense(corpus, tmp_path / "index", replace(small, kind="IVF2,PQ8x6", search="nprobe=2"))
     index = DenseIndex.load(tmp_path / "index")
@@ -193,6 +197,7 @@ def test_an_index_never_makes_the_hub_be_asked(corpus, small, tmp_path: Path, mo
         DenseIndex.load(tmp_path / "index")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "array"), [("vectors.faiss", b"IxFI"), ("probe.npy", b""), ("probe.npy", b"x" * 99)]
 )

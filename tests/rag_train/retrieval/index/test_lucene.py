@@ -118,6 +118,7 @@ build_lucene(read_corpus(sys.argv[1]), sys.argv[2], note, shard=200)
 """
 
 
+@pytest.mark.slow
 def test_continues_a_killed_build(tmp_path: Path):
     corpus = World(WorldConfig(films=100, people=100, cities=10, countries=4)).corpus() * 20
     corpus = [p.model_copy(update={"id": str(i)}) for i, p in enumerate(corpus)]

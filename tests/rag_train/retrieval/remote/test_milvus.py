@@ -58,6 +58,7 @@ def exact(queries: Sequence[str], metric: str) -> np.ndarray:
     return products / lengths
 
 
+@pytest.mark.slow
 def test_search_is_exact(indexed: MilvusRetriever) -> None:
     queries = [*QUERIES, *(f"question {i}" for i in range(300))]  # more than fit into one request
     for row, found in zip(exact(queries, indexed.metric), indexed.search(queries, 10), strict=True):

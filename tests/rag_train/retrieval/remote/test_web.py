@@ -206,6 +206,7 @@ def test_retries_busy_servers(server: Server, waits: list[float]) -> None:
     assert waits[0] == 7 and 0.1 <= waits[1] <= 0.2 and 0.2 <= waits[2] <= 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reply", "message", "attempts"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.rollouts import FOUND, PROMPT, searched, turn
@@ -83,6 +84,7 @@ def test_a_call_without_text_leaves_one_masked_token():
     assert encode_rollout(TOKENIZER, [ended], 999).trained == [1]
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(["Who?\n", "Follow up: a\n", deeprag.SEARCH, "\n", deeprag.INTERMEDIATE, "é漢"])))
 def test_any_text_of_one_call_is_trained_as_it_was_sampled(parts: list[str]):
     text = "so " + "".join(parts)  # a line break would join that of the prompt
