@@ -7,7 +7,7 @@ size and time, checked against `rag_train.serving.protocol`, and written anew; r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -63,7 +63,7 @@ class Service:
         async with self._parts("GET", path, CONNECT) as parts:
             return self._checked(kind, b"".join([part async for part in parts]))
 
-    async def answer(self, request: ChatRequest) -> AsyncIterator[Event]:
+    async def answer(self, request: ChatRequest) -> AsyncGenerator[Event, None]:
         """Yield the events of an answer. Raises ServiceError."""
         asked = request.model_copy(update={"stream": True}).model_dump()
         async with self._parts("POST", "/v1/chat/completions", ANSWER, json=asked) as parts:

@@ -195,7 +195,7 @@ def effect_of(interval: Interval) -> Effect:
 
 def across_seeds(values: Sequence[float]) -> Interval:
     """Return the interval of `effect_across_seeds` alone."""
-    return Interval(**effect_across_seeds(values).model_dump(include=Interval.model_fields.keys()))
+    return Interval(**effect_across_seeds(values).model_dump(include=set(Interval.model_fields)))
 
 
 def share_across_seeds(values: Sequence[float]) -> Interval:
