@@ -57,11 +57,11 @@ def app(board: Board, services: Sequence[Service] = (), *, over: Callable[[], bo
     api.add_middleware(Gate, access=Access(), refuse=lambda status, text: PlainTextResponse(text, status))
     runs, chat = _pages(board.root, services)
 
-    @api.get("/")
+    @api.api_route("/", methods=["GET", "HEAD"])
     async def show() -> Response:
         return HTMLResponse(*runs)
 
-    @api.get("/chat")
+    @api.api_route("/chat", methods=["GET", "HEAD"])
     async def show_chat() -> Response:
         return HTMLResponse(*chat)
 

@@ -76,6 +76,7 @@ def test_answers_only_its_own_pages_and_writes_nothing(root: Path):
         assert client(root).get(path, headers={"Origin": "http://evil.example"}).status_code == 403
         for method in ("POST", "PUT", "DELETE"):
             assert client(root).request(method, path, json={}).status_code == 405
+    assert {client(root).head(path).status_code for path in ("/", "/chat")} == {200}
     assert client(root, "evil.example").get("/events").status_code == 403
     assert contents(root.parent) == before
 
