@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from bisect import bisect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from rag_train.miniworld.world import World, known_subqueries, write_world
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.schema import Question
 
+PARTS = (0.5, 0.75, 1.0)
+"""Upper bounds of the shares of the atlas' countries for the cold start, Stage I and Stage II."""
 Known = dict[str, bool]
 """Whether the starting model knows the answer, by subquery. Subqueries on which it is uncertain are left out."""
 
@@ -103,7 +106,7 @@ def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path
     asked = one_answer(questions(atlas, recipe.split, seed))[: recipe.test_questions]  # pyright: ignore[reportArgumentType]
     train = one_answer(questions(atlas, "train", seed))
     homes = {entity.name: home(atlas, entity).id for entity in atlas.entities.values()}
-    cold, *searched = ([q for q in train if third(q, homes) == number] for number in range(3))
+    cold, *searched = ([q for q in train if part(q, homes) == number] for number in range(len(PARTS)))
     # The search keeps every trajectory that ends in the right answer. Comparisons have two answers to guess
     # from: most of their kept trajectories would be wrong on the way.
     stages = zip((recipe.stage1, recipe.stage2), searched, strict=True)
@@ -121,19 +124,31 @@ def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path
         known=known,
         engine={"max_context": 2048},
         instructed=("cot",),
-        cold=cold[: recipe.cold_start.questions] if recipe.cold_start else [],
+        cold=as_mixed(cold, train, recipe.cold_start.questions) if recipe.cold_start else [],
         cold_start=ColdStartConfig(retrieve_share=settings.retrieve_share),
     )
 
 
-def third(question: Question, homes: Mapping[str, str]) -> int | None:
-    """Return which third of the countries a question is about, or None if it is about several thirds.
+def part(question: Question, homes: Mapping[str, str]) -> int | None:
+    """Return the part of the countries that a question is about, or None if it is about several parts.
 
     A model knows the facts that an earlier stage has trained on, and not those of the test questions. The cold
-    start, Stage I and Stage II therefore have a third each. ``homes``: the country of each entity.
+    start, Stage I and Stage II therefore have countries of their own (`PARTS`). ``homes``: the country of each
+    entity.
     """
-    thirds = {int(3 * share(f"third {homes[step.entity]}")) for step in question.decomposition}
-    return thirds.pop() if len(thirds) == 1 else None
+    parts = {bisect(PARTS, share(f"part {homes[step.entity]}")) for step in question.decomposition}
+    return parts.pop() if len(parts) == 1 else None
+
+
+def as_mixed(questions: Sequence[Question], like: Sequence[Question], count: int) -> list[Question]:
+    """Return ``count`` questions, or all, with the share of chains that ``like`` has.
+
+    Few comparisons are about countries of one part; without this, the cold start would hardly teach them.
+    """
+    chains, others = ([q for q in questions if (q.type == "chain") is wanted] for wanted in (True, False))
+    share_of_chains = sum(q.type == "chain" for q in like) / len(like)
+    first = round(count * share_of_chains)
+    return [*chains[:first], *others[: count - first]]
 
 
 def one_answer(questions: list[Question]) -> list[Question]:

@@ -231,6 +231,7 @@ def judge(
     as_json: Json = False,
 ) -> None:
     """Judge all answers with a language model; the same model judges an answer only once."""
+    announce(f"{directory}: judging its answers with {model}")
     from rag_train.eval.matrix.judge import judge_matrix
 
     _print_cells(asyncio.run(judge_matrix(directory, model, engine_config(engine, url))), as_json)
