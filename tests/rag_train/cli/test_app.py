@@ -122,8 +122,9 @@ def test_an_output_that_cannot_be_written_gives_one_line(
     if output.startswith("locked"):
         monkeypatch.setattr(Path, "mkdir", full_disk)
     assert call(monkeypatch, "world", str(tmp_path / output)) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1 and "choose a place" in error
+    announcement, error = capsys.readouterr().err.splitlines()
+    assert "mini world" in announcement
+    assert error.startswith("error: ") and "choose a place" in error
 
 
 def full_disk(*arguments: object, **options: object) -> None:
