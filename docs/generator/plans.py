@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,11 +9,13 @@ from statistics import median
 from typing import Any
 
 from generator.markdown import number, percent, table
+from generator.results import RESULTS, load
 from rag_train.doctor.capacity import serving, sizes
 from rag_train.downloads.catalogue import CATALOGUE
 from rag_train.model_presets import PRESETS
 from rag_train.recipe import parse_yaml
 from rag_train.strategies.bounds import BOUNDS
+from rag_train.table import gib
 from rag_train.training.devices import UTILISATION, find_device
 from rag_train.training.epoch import Epoch, Pass
 from rag_train.training.memory import Sharding, estimate
@@ -23,7 +24,6 @@ from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRec
 from rag_train.training.tree import few_lengths
 
 ROOT = Path(__file__).parents[2]
-GIB = 2**30
 SECTIONS = {"sft": SFTRecipe, "dpo": DPORecipe, "lora": LoraRecipe}
 
 
@@ -112,15 +112,15 @@ ENCODER = {"name": "e5-base", "weights": 12 * 12 * 768**2, "dimension": 768}
 PASSAGE_TOKENS = 130
 """Assumed tokens of a passage of 100 words."""
 CENTROIDS, CODE, LINKS = 65536, 64, 32
-"""Of the index factory strings IVF65536,PQ64 and HNSW32."""
+"""Sizes of the FAISS indexes ``IVF65536,PQ64`` and ``HNSW32``: clusters, bytes of a code, links of a vector."""
 
 
 def vector_bytes(count: int, dimension: int) -> dict[str, int]:
     """Return the bytes of FAISS's indexes of ``count`` vectors, whose numbers are in fp32.
 
-    IVF-PQ has a code and an id of 8 bytes for each vector, the centroids and the codebooks. HNSW has each vector,
-    twice M links on the lowest level, M links on each higher one, to which one vector in M goes on, and 12 bytes of
-    positions.
+    IVF-PQ stores a code and an id of 8 bytes for each vector, and the centroids and codebooks. HNSW stores each
+    vector, its links of 4 bytes, and 12 bytes of positions. A vector has 2 M links on the lowest level and M links
+    on each higher level. One vector in M is on the second level, one of these in M on the third, and so on.
     """
     vector = 4 * dimension
     return {
@@ -146,7 +146,7 @@ def extrapolated(
 
 def retrieval_plan(passages: int, device: str = "h100") -> str:
     """Return what BM25 and dense retrieval take: times extrapolated from measurements, sizes computed."""
-    runs = [json.loads(path.read_text()) for path in sorted((ROOT / "docs/results").glob("bench_retrieval*.json"))]
+    runs = [load(path.stem) for path in sorted(RESULTS.glob("bench_retrieval*.json"))]
     width, found = ENCODER["dimension"], find_device(device)
     encoding = 2 * ENCODER["weights"] * PASSAGE_TOKENS * passages / (UTILISATION * found.peak)
     largest = max(run["passages"] for run in runs)
@@ -174,7 +174,7 @@ def retrieval_plan(passages: int, device: str = "h100") -> str:
         ],
     ]
     for kind, size in vector_bytes(passages, width).items():
-        rows.append([f"dense: `{kind}`", f"{number(size / GIB, 1)} GiB", BYTES[kind], "under 1%"])
+        rows.append([f"dense: `{kind}`", gib(size), BYTES[kind], "under 1%"])
     return table(["what", f"{passages:,} passages", "computed as", "error"], rows, "lrll")
 
 

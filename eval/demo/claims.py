@@ -7,13 +7,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rag_train.eval.metrics.intervals import Interval
-from rag_train.eval.metrics.scores import Score
+from rag_train.eval.metrics.scores import Metric, Score
 from rag_train.schema import Question
 
 MARGIN = 0.02
 """The largest loss that still counts as "no worse", as a fraction: two points."""
+LAST = "stage 2"
+"""Name of the last stage in the tables."""
+OURS, ALWAYS = f"deeprag, {LAST}", f"deeprag-retrieve, {LAST}"
+"""Names of the trained model's run, and of the same model's when it always retrieves."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The two runs that a claim compares, and the measure; the claim is that the second run's is higher."""
+
+    first: str
+    second: str
+    measure: Metric | Literal["mcc"]
+    unit: str
+    """Name of the measure in the evidence."""
+    margin: float = 0.0
+
+
+def compared(first_stage: str) -> dict[str, Compared]:
+    """Return the paper's claims (Tables 1 to 3, Figure 5) by their text; the baselines run on ``first_stage``."""
+    return {
+        "DeepRAG answers better than direct answering": Compared(
+            f"direct, {first_stage}", OURS, "em", "exact match"
+        ),
+        "DeepRAG answers better than vanilla RAG": Compared(f"rag, {first_stage}", OURS, "em", "exact match"),
+        "Retrieve-only retrieves more than DeepRAG": Compared(OURS, ALWAYS, "retrievals", "retrievals a question"),
+        f"DeepRAG is no less accurate than retrieve-only, to within {MARGIN:.0%}": Compared(
+            ALWAYS, OURS, "em", "exact match", MARGIN
+        ),
+        "Stage II improves the MCC of the decisions over Stage I": Compared("deeprag, stage 1", OURS, "mcc", "MCC"),
+    }
 
 
 @dataclass(frozen=True)

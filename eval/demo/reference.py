@@ -7,7 +7,7 @@ every reference seed; ``docs/generate.py`` writes it from the results file.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,45 +15,21 @@ from pathlib import Path
 import yaml
 from scipy.special import stdtrit
 
-from rag_train.eval.demo.claims import MARGIN
+from rag_train.eval.demo.claims import Compared, compared
 from rag_train.eval.metrics.intervals import Effect, effect_across_seeds
 from rag_train.eval.metrics.summary import RunSummary
 
 FILE = Path(__file__).with_name("reference.yaml")
 
 
-def _em(run: RunSummary) -> float:
-    return run.em.mean
+CLAIMS = compared("base")
+"""The demo's claims in the mini world."""
 
 
-def _retrievals(run: RunSummary) -> float:
-    return run.retrievals.mean
-
-
-def _mcc(run: RunSummary) -> float:
-    return run.fact_boundary.mcc if run.fact_boundary else math.nan
-
-
-@dataclass(frozen=True)
-class Compared:
-    """The two runs that a claim compares, and the measure; the claim is that the second run's is higher."""
-
-    first: str
-    second: str
-    measure: Callable[[RunSummary], float]
-    margin: float = 0.0
-
-
-OURS, ALWAYS = "deeprag, stage 2", "deeprag-retrieve, stage 2"
-"""Names of the trained model's run, and of the same model's when it always retrieves."""
-CLAIMS: dict[str, Compared] = {
-    "DeepRAG answers better than direct answering": Compared("direct, base", OURS, _em),
-    "DeepRAG answers better than vanilla RAG": Compared("rag, base", OURS, _em),
-    "Retrieve-only retrieves more than DeepRAG": Compared(OURS, ALWAYS, _retrievals),
-    f"DeepRAG is no less accurate than retrieve-only, to within {MARGIN:.0%}": Compared(ALWAYS, OURS, _em, MARGIN),
-    "Stage II improves the MCC of the decisions over Stage I": Compared("deeprag, stage 1", OURS, _mcc),
-}
-"""The claims of `rag_train.eval.demo.run.claims` in the mini world, by their text."""
+def _value(run: RunSummary, claim: Compared) -> float:
+    if claim.measure == "mcc":
+        return run.fact_boundary.mcc if run.fact_boundary else math.nan
+    return getattr(run, claim.measure).mean
 
 
 @dataclass(frozen=True)
@@ -102,7 +78,7 @@ def effects(runs: Sequence[RunSummary]) -> dict[str, list[float]]:
     seeds = sorted({seed for run in runs for seed in run.seeds})
     return {
         text: [
-            round(claim.measure(by_seed[claim.second, seed]) - claim.measure(by_seed[claim.first, seed]), 6)
+            round(_value(by_seed[claim.second, seed], claim) - _value(by_seed[claim.first, seed], claim), 6)
             for seed in seeds
         ]
         for text, claim in CLAIMS.items()

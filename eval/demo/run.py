@@ -19,15 +19,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rag_train.eval.demo.claims import MARGIN, PairedClaim, clusters, pooled
+from rag_train.eval.demo.claims import LAST, Compared, PairedClaim, clusters, compared, pooled
 from rag_train.eval.demo.recipe import DemoRecipe, StageRecipe
 from rag_train.eval.demo.stages import Data, Stage, fine_tune, search
 from rag_train.eval.demo.world import Known, open_world
 from rag_train.eval.matrix.answers import Answers
 from rag_train.eval.matrix.tables import cause_table, decision_table, hops_table, main_table
 from rag_train.eval.metrics.boundary import DecisionCounts, fact_counts, paired_bootstrap_mcc
-from rag_train.eval.metrics.intervals import paired_bootstrap
-from rag_train.eval.metrics.scores import Metric, Score, score
+from rag_train.eval.metrics.intervals import Interval, paired_bootstrap
+from rag_train.eval.metrics.scores import Score, score
 from rag_train.eval.metrics.summary import RunSummary, pool, summarize
 from rag_train.eval.pages.results import (
     Claim,
@@ -48,9 +48,6 @@ from rag_train.schema import Question, Trajectory
 from rag_train.strategies.base import Kit
 from rag_train.training.recipe import DPORecipe, SFTRecipe
 from rag_train.training.result import TrainResult
-
-LAST = "stage 2"
-"""Name of the last stage in the tables."""
 
 
 @dataclass
@@ -228,7 +225,7 @@ def _timer(timings: dict[str, float], seed: int) -> Callable[[str], Any]:
 
 
 def claims(results: Sequence[SeedResult], first: str, *, one_world: bool = False) -> list[PairedClaim]:
-    """Return the paper's claims (Tables 1 to 3, Figure 5), decided over the questions of all seeds.
+    """Return the claims of `compared`, decided over the questions of all seeds.
 
     The baselines ran on the model of stage ``first``. ``one_world``: see `clusters`.
     """
@@ -240,25 +237,13 @@ def claims(results: Sequence[SeedResult], first: str, *, one_world: bool = False
     def decisions(name: str) -> list[DecisionCounts]:
         return [c for result in results for c in fact_counts(result.trajectories[name], result.known)]
 
-    def claim(text: str, lower: str, higher: str, metric: Metric, unit: str, margin: float = 0.0) -> PairedClaim:
-        difference = paired_bootstrap(scores(lower), scores(higher), metric, about)
-        return PairedClaim(text, difference, unit, margin)
+    def difference(claim: Compared) -> Interval:
+        if claim.measure == "mcc":
+            return paired_bootstrap_mcc(decisions(claim.first), decisions(claim.second), about)
+        return paired_bootstrap(scores(claim.first), scores(claim.second), claim.measure, about)
 
-    ours, always = f"deeprag, {LAST}", f"deeprag-retrieve, {LAST}"
-    mcc = paired_bootstrap_mcc(decisions("deeprag, stage 1"), decisions(ours), about)
     return [
-        claim("DeepRAG answers better than direct answering", f"direct, {first}", ours, "em", "exact match"),
-        claim("DeepRAG answers better than vanilla RAG", f"rag, {first}", ours, "em", "exact match"),
-        claim("Retrieve-only retrieves more than DeepRAG", ours, always, "retrievals", "retrievals a question"),
-        claim(
-            f"DeepRAG is no less accurate than retrieve-only, to within {MARGIN:.0%}",
-            always,
-            ours,
-            "em",
-            "exact match",
-            MARGIN,
-        ),
-        PairedClaim("Stage II improves the MCC of the decisions over Stage I", mcc, "MCC"),
+        PairedClaim(text, difference(claim), claim.unit, claim.margin) for text, claim in compared(first).items()
     ]
 
 

@@ -16,7 +16,8 @@ from pydantic import Field, FiniteFloat, NonNegativeFloat, ValidationError, mode
 
 from rag_train.answers import exact_match
 from rag_train.errors import UserError
-from rag_train.eval.demo.reference import ALWAYS, OURS, Placed, placed
+from rag_train.eval.demo.claims import ALWAYS, OURS
+from rag_train.eval.demo.reference import Placed, placed
 from rag_train.eval.matrix.tables import cause_table, cost_table, decision_table, hops_table, main_table
 from rag_train.eval.metrics.boundary import decision_is_right, known_facts
 from rag_train.eval.metrics.summary import RunSummary, pool

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import re
+import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
@@ -19,6 +20,16 @@ CHAT = SimpleNamespace(
     ),
 )
 """Tokenizers without and with a chat template."""
+
+
+async def opened(gate: threading.Event, cancelled: threading.Event) -> None:
+    """Wait until another thread opens ``gate``; set ``cancelled`` if the task is cancelled before."""
+    try:
+        while not gate.is_set():
+            await asyncio.sleep(0.01)
+    except asyncio.CancelledError:
+        cancelled.set()
+        raise
 
 
 def completion(text: str, sampling: Sampling) -> Completion:

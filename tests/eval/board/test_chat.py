@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -16,7 +15,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 from support.browser import Browser, chromium
-from support.fakes import Says
+from support.fakes import Says, opened
 from support.servers import Handler, running, serving
 
 from rag_train.errors import UserError
@@ -44,12 +43,7 @@ class Citing(Strategy):
 
     async def solve(self, run: Run) -> Trajectory:
         run.retrieved("Who directed Jaws?", [FILM], "The director of Jaws is Steven Spielberg.")
-        try:
-            while not self.gate.is_set():
-                await asyncio.sleep(0.01)
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
+        await opened(self.gate, self.cancelled)
         run.retrieved("Where was Steven Spielberg born?", [TOWN, FILM], "He was born in Cincinnati.")
         run.calls.append(LLMCall(module="reader", prompt_tokens=1000, completion_tokens=10))
         return run.done("Yes" if run.question.question.startswith("Was") else "Cincinnati")

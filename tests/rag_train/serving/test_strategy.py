@@ -23,6 +23,7 @@ import httpx
 import pytest
 from support.browser import Browser, chromium
 from support.chat import chat_server
+from support.fakes import opened
 from support.servers import running
 
 from rag_train.cli.app import main
@@ -59,12 +60,7 @@ class Staged(Strategy):
         run.known("first", question.question, round=1, node="Q1.1")
         run.show("outline", {"entity": ["known"]})
         self.waiting.set()
-        try:
-            while not self.gate.is_set():
-                await asyncio.sleep(0.01)
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
+        await opened(self.gate, self.cancelled)
         run.retrieved("second", [], question.question, round=2, node="Q2.1")
         return run.done(question.question)
 
