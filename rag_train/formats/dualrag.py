@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from rag_train.formats.tasks import Fields, Task
 from rag_train.schema import Passage
@@ -18,7 +18,8 @@ NOTHING = "nothing"
 class Reasoning(BaseModel):
     """Equation 3: the next thought, and the retrieval trigger."""
 
-    thought: str
+    # Guided decoding ends the text there, so that the trigger fits into the tokens of `REASON` (2 characters each).
+    thought: str = Field(json_schema_extra={"maxLength": 480})
     retrieve: bool
 
 

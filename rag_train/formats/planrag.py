@@ -19,7 +19,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from rag_train.answers import normalize
 from rag_train.formats.deeprag import one_line
@@ -44,7 +44,8 @@ class Draft(BaseModel):
 
 
 class Response(BaseModel):
-    Response: str
+    # Guided decoding ends the text there, so that it fits into the tokens of `ANSWER` (2 characters each).
+    Response: str = Field(json_schema_extra={"maxLength": 160})
 
 
 PLAN = Task("planrag_plan", "DAG:", list[Draft], max_tokens=512)

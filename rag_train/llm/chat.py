@@ -288,12 +288,12 @@ def _schema(sampling: Sampling) -> dict[str, Any]:
 
 
 def _strict(schema: Any) -> Any:
-    """Return a schema whose objects have all their properties and no others, which OpenAI demands."""
+    """Return a schema as OpenAI demands it: objects have all their properties and no others, texts no limit."""
     if isinstance(schema, list):
         return [_strict(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    strict = {name: _strict(item) for name, item in schema.items() if name != "default"}
+    strict = {name: _strict(item) for name, item in schema.items() if name not in ("default", "maxLength")}
     if isinstance(schema.get("properties"), dict):
         strict |= {"required": list(schema["properties"]), "additionalProperties": False}
     return strict

@@ -7,8 +7,9 @@ import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import (
@@ -26,6 +27,9 @@ from rag_train.errors import PromptTooLong, UserError
 from rag_train.llm.base import Completion, EngineError, Sampling, TokenLogprob, Usage
 from rag_train.llm.checkpoint import beginning, check_adapter, check_checkpoint, encode, load_tokenizer
 from rag_train.llm.log import starting
+
+if TYPE_CHECKING:
+    from xgrammar import GrammarCompiler
 
 
 @dataclass(frozen=True)
@@ -285,15 +289,21 @@ class TransformersEngine:
             return []
         import xgrammar
 
-        info = xgrammar.TokenizerInfo.from_huggingface(self.tokenizer, vocab_size=self.model.config.vocab_size)
-        compiler = xgrammar.GrammarCompiler(info)
         if sampling.json_schema:
-            grammar = compiler.compile_json_schema(sampling.json_schema)
+            grammar = self._grammars.compile_json_schema(sampling.json_schema)
         else:
-            grammar = compiler.compile_regex(
+            grammar = self._grammars.compile_regex(
                 sampling.regex or "|".join(re.escape(c) for c in sampling.choice or ())
             )
         return [xgrammar.contrib.hf.LogitsProcessor(grammar)]
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        """The compiler of guided decoding's grammars, which keeps what it compiled."""
+        import xgrammar
+
+        info = xgrammar.TokenizerInfo.from_huggingface(self.tokenizer, vocab_size=self.model.config.vocab_size)
+        return xgrammar.GrammarCompiler(info)
 
     async def aclose(self) -> None:
         if self._worker is not None:

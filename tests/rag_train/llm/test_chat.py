@@ -13,6 +13,7 @@ from support.chat import ALL, ChatServer, chat_server, error, polite
 from support.fakes import elapsed
 
 from rag_train.errors import UserError
+from rag_train.formats.dualrag import REASON
 from rag_train.formats.prompting import as_turn
 from rag_train.formats.tasks import Task
 from rag_train.llm import replicas
@@ -231,9 +232,12 @@ def test_a_server_that_rejects_everything_is_reported():
             with_engine(server, ask(Task("a"), "q"))
 
 
-def test_schemas_keep_their_definitions_at_the_root():
+def test_schemas_keep_their_definitions_at_the_root_and_have_no_limits():
     with chat_server(answer=lambda messages: '[{"steps": []}]') as server:
         with_engine(server, ask(Task("a", output=list[Plan], max_tokens=64), "q"))
     schema = server.asked[-1]["response_format"]["json_schema"]["schema"]
     assert schema["properties"]["answer"]["items"] == {"$ref": "#/$defs/Plan"} and "Plan" in schema["$defs"]
     assert json.dumps(schema).count("$defs") == 2
+    with chat_server(answer=lambda messages: '{"thought": "hm", "retrieve": false}') as server:
+        with_engine(server, ask(REASON, "q"))
+    assert "maxLength" not in json.dumps(server.asked[-1]["response_format"])
