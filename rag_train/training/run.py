@@ -98,10 +98,12 @@ def _run(recipe: TrainRecipe, identity: dict[str, Any], output_dir: Path, checkp
     from rag_train.training.checkpoints import MarkComplete, newest_to_continue, remove_unused, step_of
     from rag_train.training.memory import current_sharding
     from rag_train.training.plan import check, plan
+    from rag_train.training.processes import check_processes
     from rag_train.training.tracking import tracked
     from rag_train.training.validation import Validation
 
     settled = recipe.on(current_sharding().processes)
+    check_processes(checkpoints, identity)
     tokenizer, rows, report = load_data(recipe)
     held_out = _held_out(recipe, tokenizer)
     planned = plan(recipe, rows, report)

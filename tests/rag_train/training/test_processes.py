@@ -1,0 +1,54 @@
+"""Processes of a launch that do not have the same directory or the same inputs are refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rag_train.training.processes import check_processes
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from accelerate import PartialState
+from rag_train.errors import UserError
+from rag_train.training import processes
+
+processes.PATIENCE = 0
+rank = PartialState(cpu=True).process_index
+shared = Path(sys.argv[1])
+own = shared / str(rank)
+own.mkdir()
+for folder, data in ((shared, "same"), (own, "same"), (shared, f"data of {rank}")):
+    try:
+        processes.check_processes(folder, {"recipe": {"lr": 1e-5}, "data_sha256": data})
+        said = "agreed"
+    except UserError as error:
+        said = str(error)
+    (shared / f"{rank}.txt").open("a").write(said + "\\n")
+"""
+
+
+def test_one_process_agrees_with_itself(tmp_path: Path):
+    check_processes(tmp_path, {})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_processes_with_other_directories_or_data_are_refused(tmp_path: Path):
+    script, shared = tmp_path / "check.py", tmp_path / "checkpoints"
+    script.write_text(SCRIPT)
+    shared.mkdir()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
+    subprocess.run([*command, str(shared)], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True)
+    first, second = ((shared / f"{rank}.txt").read_text().splitlines() for rank in range(2))
+    assert first == second
+    agreed, directory, data = first
+    assert agreed == "agreed"
+    assert "cannot see the files of" in directory and "that all machines share" in directory
+    assert "differ in data_sha256; copy the same recipe" in data
+    assert {file.name for file in shared.iterdir()} == {"0", "1", "0.txt", "1.txt"}
