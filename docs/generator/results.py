@@ -717,8 +717,8 @@ def first_lines() -> str:
     columns = ["command", "first line, s", "processor time, s", "first progress bar, s", "end, s", "ended by"]
     first = [step["first_line"] for step in steps]
     said = (
-        f"The {len(steps)} commands wrote their first line after {number(median(first), 1)} seconds (median), all of "
-        f"them after at most {number(max(first), 1)}."
+        f"The {len(steps)} commands wrote their first line after {number(median(first), 1)} seconds (median), the "
+        f"slowest after {number(max(first), 1)}."
     )
     return "\n\n".join([said, table(columns, rows, "lrrrrl")])
 
