@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo demo-seeds real strategies teacher-data fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-hostile bench-memory bench-retrieval retrievers attack audit lock docs clean bench-scale first-hour first-lines notebook
+.PHONY: help demo demo-seeds atlas-seeds real strategies teacher-data fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-hostile bench-memory bench-retrieval retrievers attack audit lock docs clean bench-scale first-hour first-lines notebook
 
 help:
 	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
 	@echo "make demo-seeds      the demo over three seeds, each with its own world and model"
+	@echo "make atlas-seeds     the demo on a real model and real facts, on the test seeds of its protocol (hours)"
 	@echo "make real            every strategy on a real model and real facts (DATA=DIR: on released question files)"
 	@echo "make strategies      every strategy on the mini world, over a mini model that was taught all formats"
 	@echo "make teacher-data    what a teacher's data is worth: students compared with their teacher"
@@ -58,6 +59,9 @@ demo: .venv/.ready
 
 demo-seeds: .venv/.ready
 	$(BIN)/rag-train demo --seeds 0,1,2 --output docs/results
+
+atlas-seeds: .venv/.ready
+	$(BIN)/python -m rag_train.eval.demo.atlas_seeds
 
 real: .venv/.ready
 	$(BIN)/python -m rag_train.eval.real $(if $(DATA),--data $(DATA))

@@ -323,6 +323,7 @@ def page(found: Reproduction) -> str:
     names = dict.fromkeys([*(claim.paper for claim in found.claims), *(cell.paper for cell in found.cells)])
     return template("eval/pages/reproduction.html.jinja").render(
         data=found,
+        titles={name: papers()[name].paper for name in names},
         papers={name: [claim for claim in found.claims if claim.paper == name] for name in names},
         contradicted=_contradicted(found),
         verdicts=VERDICTS,
