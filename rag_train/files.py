@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -13,6 +14,12 @@ from pydantic import BaseModel, ValidationError
 from rag_train.errors import UserError
 
 T = TypeVar("T", bound=BaseModel)
+CACHE_VARIABLE = "RAG_TRAIN_CACHE"
+
+
+def cache_directory() -> Path:
+    """Return the directory for what can be made again: ``~/.cache/rag-train``, or that of RAG_TRAIN_CACHE."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache/rag-train")
 
 
 def write_text(path: Path, text: str) -> None:

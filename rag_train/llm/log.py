@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
 from typing import TextIO
 
 from rag_train.errors import UserError
+from rag_train.files import cache_directory, write_text
 from rag_train.progress import console
 
 
@@ -40,14 +43,21 @@ def log_file() -> TextIO:
 def starting(engine: str, model: str) -> Iterator[None]:
     """Say that ``engine`` starts with ``model``, and write to the log file all other output of the start.
 
+    The seconds of a start are kept in the cache directory, and told at the next start.
+
     Processes that are created meanwhile inherit standard output and standard error, and so write to the log file as
     long as they live. Only `rag_train.progress.console` still reaches the terminal.
 
     Raises UserError with the cause and the log file's name if the start fails.
     """
     log = log_file()
-    console.print(f"starting {engine} with {model}", markup=False, soft_wrap=True)
-    begin = log.seek(0, os.SEEK_END)
+    key = hashlib.sha256(f"{engine} {model}".encode()).hexdigest()[:16]
+    last = cache_directory() / "starts" / key
+    said = f"starting {engine} with {model}"
+    with suppress(OSError, ValueError):
+        said += f" (took {float(last.read_text()):.0f} s last time)"
+    console.print(said, markup=False, soft_wrap=True)
+    begin, start = log.seek(0, os.SEEK_END), time.perf_counter()
     try:
         with _redirected(log):
             yield
@@ -57,6 +67,8 @@ def starting(engine: str, model: str) -> Iterator[None]:
         text = Path(log.name).read_bytes()[begin:].decode(errors="replace")
         traceback.print_exc(file=log)
         raise UserError(f"model {model}: {engine} did not start ({_cause(error, text)}); see {log.name}") from error
+    with suppress(OSError):
+        write_text(last, f"{time.perf_counter() - start:.1f}")
 
 
 @contextmanager

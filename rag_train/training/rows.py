@@ -25,7 +25,7 @@ import torch
 from datasets import Dataset, concatenate_datasets
 
 from rag_train.errors import UserError
-from rag_train.files import placed_records
+from rag_train.files import CACHE_VARIABLE, cache_directory, placed_records
 from rag_train.progress import console, progress
 from rag_train.schema import Record
 
@@ -34,7 +34,6 @@ Row = dict[str, list[int]]
 Rows = Dataset | Sequence[Row]
 """Rows on disk, or in memory for a few rows of one's own."""
 
-VARIABLE = "RAG_TRAIN_CACHE"
 FORMAT = 1
 """Version of the files, and of the way that records become tokens: to be raised when either changes."""
 PART = 2048
@@ -61,7 +60,7 @@ def stored_rows(
     """
     digest, lines = _contents(path, remedy)
     key = json.dumps([FORMAT, digest, settings], sort_keys=True)
-    folder = _cache() / "rows" / hashlib.sha256(key.encode()).hexdigest()[:16]
+    folder = cache_directory() / "rows" / hashlib.sha256(key.encode()).hexdigest()[:16]
     parts = [folder / f"{number:06}.arrow" for number in range(max(1, math.ceil(lines / PART)))]
     with _user_errors(folder), _alone(folder):
         missing = [part for part in parts if not part.exists()]
@@ -91,10 +90,6 @@ def _contents(path: Path, remedy: str) -> tuple[str, int]:
     return digest.hexdigest(), lines + (block[-1:] not in (b"", b"\n"))
 
 
-def _cache() -> Path:
-    return Path(os.environ.get(VARIABLE) or Path.home() / ".cache/rag-train")
-
-
 @contextmanager
 def _user_errors(folder: Path) -> Iterator[None]:
     try:
@@ -102,7 +97,7 @@ def _user_errors(folder: Path) -> Iterator[None]:
     except OSError as error:
         problem = error.strerror or str(error)
         raise UserError(
-            f"{folder}: {problem}; free space, or set {VARIABLE} to a directory on another local disk"
+            f"{folder}: {problem}; free space, or set {CACHE_VARIABLE} to a directory on another local disk"
         ) from error
     except pa.ArrowInvalid as error:
         raise UserError(f"{folder}: damaged ({str(error).partition(chr(10))[0]}); delete it") from error

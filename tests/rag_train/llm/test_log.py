@@ -57,6 +57,7 @@ def run(script: str, model: Path, kind: str, directory: Path) -> tuple[str, str,
     (directory / "script.py").write_text(script)
     # Trainers that ran in this process have switched off the progress bars that the log should hold.
     environment = {name: value for name, value in os.environ.items() if name != "TQDM_DISABLE"}
+    environment["RAG_TRAIN_CACHE"] = str(directory / "cache")
     process = subprocess.run(
         [sys.executable, str(directory / "script.py"), str(model), kind],
         env=environment | {"RAG_TRAIN_LOG_DIR": str(directory / "logs")},
@@ -119,6 +120,7 @@ def own_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A log file for this test alone."""
     log_file.cache_clear()
     monkeypatch.setenv("RAG_TRAIN_LOG_DIR", str(tmp_path / "logs"))
+    monkeypatch.setenv("RAG_TRAIN_CACHE", str(tmp_path / "cache"))
     yield
     log_file.cache_clear()
 
@@ -135,6 +137,18 @@ def test_only_our_console_reaches_the_terminal_during_a_start(capfd: pytest.Capt
     out, err = capfd.readouterr()
     assert (out, err) == ("after\n", "starting an engine with m\nours\n")
     assert Path(log_file().name).read_text() == "a library\nits errors\na child\nC code\n"
+
+
+@pytest.mark.usefixtures("own_log")
+def test_tells_how_long_the_last_start_took(capsys: pytest.CaptureFixture[str]):
+    for _ in range(2):
+        with starting("an engine", "m"):
+            pass
+    with starting("an engine", "another model"):
+        pass
+    first, again, other = capsys.readouterr().err.splitlines()
+    assert (first, again) == ("starting an engine with m", f"{first} (took 0 s last time)")
+    assert other == "starting an engine with another model"
 
 
 @pytest.mark.usefixtures("own_log")
