@@ -16,7 +16,7 @@ help:
 	@echo "make attack          attacks on builds, strangers' files and the services: minutes, loopback only"
 	@echo "make audit           known vulnerabilities of the locked packages (asks a public service)"
 	@echo "make lock            requirements.lock from the packages in .venv"
-	@echo "make check           lint, types and the fast tests (under two minutes)"
+	@echo "make check           lint, types and the fast tests (three minutes)"
 	@echo "make test            lint, types and tests"
 	@echo "make test-release    the longest tests: more processes, more engines, whole how-tos"
 	@echo "make docs            the documentation in build/docs, with its links checked"

@@ -50,6 +50,7 @@ def test_no_circular_imports():
     assert [circle for circle in nx.strongly_connected_components(graph()) if len(circle) > 1] == []
 
 
+@pytest.mark.slow
 def test_only_the_command_line_imports_upwards():
     def floor(name: str) -> int:
         """0 for the library, 1 for data_synth, 2 for eval, 3 for the command line."""

@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 from transformers import default_data_collator
 
 from rag_train.eval.benchmarks.common import benchmark_parser, mini_world
-from rag_train.files import sha256, write_records
+from rag_train.files import CACHE_VARIABLE, sha256, write_records
 from rag_train.formats import deeprag
 from rag_train.llm.checkpoint import load_tokenizer
 from rag_train.progress import console
@@ -39,7 +39,6 @@ from rag_train.provenance import save_result
 from rag_train.resumable import Outcome, run
 from rag_train.schema import Decision, Passage, Question, SFTRecord, Step
 from rag_train.training.data import sft_rows
-from rag_train.training.rows import VARIABLE
 from rag_train.training.sft import packed_rows
 
 PASSAGES = 8
@@ -122,14 +121,14 @@ def _step(subquery: str, answer: str, corpus: Sequence[Passage], rng: random.Ran
 
 def tokenise(model: Path, data: Path, cache: Path) -> dict[str, Any]:
     """Write the token ids of ``data`` to ``cache``."""
-    os.environ[VARIABLE] = str(cache)
+    os.environ[CACHE_VARIABLE] = str(cache)
     _, report = sft_rows(data, load_tokenizer(str(model)), max_tokens=ROW, chat=False)
     return {"tokens": report.tokens}
 
 
 def read_epoch(model: Path, data: Path, cache: Path) -> dict[str, Any]:
     """Open the token ids, pack them, and read every row once in random order."""
-    os.environ[VARIABLE] = str(cache)
+    os.environ[CACHE_VARIABLE] = str(cache)
     start = time.perf_counter()
     rows, _ = sft_rows(data, load_tokenizer(str(model)), max_tokens=ROW, chat=False)
     opened = time.perf_counter()

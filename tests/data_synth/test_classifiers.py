@@ -39,6 +39,7 @@ def keys(world: World, tmp_path: Path) -> list[str]:
     return [f"{name}=[{tmp_path}/a/{name}.jsonl,{tmp_path}/b/{name}.jsonl]" for name in ("questions", *RUNS)]
 
 
+@pytest.mark.slow
 def test_complexity_is_the_simplest_run_that_answers(keys: list[str], tmp_path: Path, call, capsys):
     assert call("synth", "adaptive-rag", ADAPTIVE, *keys, f"output={tmp_path}/a.jsonl", "--json") == 0
     labels = json.loads(capsys.readouterr().out)["counts"]
@@ -48,6 +49,7 @@ def test_complexity_is_the_simplest_run_that_answers(keys: list[str], tmp_path: 
     assert labels["C"] > 14 and labels["B"] > 16
 
 
+@pytest.mark.slow
 def test_uar_recipes_can_produce_all_classes(keys: list[str], tmp_path: Path, call, capsys):
     sums = [Question(id=f"s{i}", question=f"What is {i} and {i}?", answers=[str(2 * i)]) for i in range(8)]
     news = [Question(id=f"n{i}", question=f"Who leads club {i} now?", answers=["x"]) for i in range(8)]
@@ -62,6 +64,7 @@ def test_uar_recipes_can_produce_all_classes(keys: list[str], tmp_path: Path, ca
     assert len(asked) == 76 and {"Please", "Look", "Can", "Search", "I"} <= prefixes
 
 
+@pytest.mark.slow
 def test_says_which_classes_have_no_examples(keys: list[str], tmp_path: Path, call, capsys):
     bare = ["timely=[]", "no_knowledge=[]"]
     assert call("synth", "uar", UAR, *keys[:2], *bare, f"output={tmp_path}/u.jsonl") == 0
@@ -69,6 +72,7 @@ def test_says_which_classes_have_no_examples(keys: list[str], tmp_path: Path, ca
     assert "no examples of uar_knowledge no, uar_time yes: the classifier cannot learn it" in told
 
 
+@pytest.mark.slow
 def test_rejects_a_run_that_lacks_a_question_or_a_file(keys: list[str], tmp_path: Path, call, capsys):
     extra = Question(id="extra", question="Who?", answers=["a"])
     path = tmp_path / "b/questions.jsonl"

@@ -48,6 +48,7 @@ def test_readme_has_at_most_150_lines() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
+@pytest.mark.slow
 def test_generated_parts_are_up_to_date() -> None:
     checked = run(DOCS / "generate.py", "--check")
     assert checked.returncode == 0, checked.stdout + checked.stderr

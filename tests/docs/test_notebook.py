@@ -29,6 +29,7 @@ def test_notebook_is_valid_and_has_a_figure() -> None:
     assert any("image/png" in output.get("data", {}) for output in outputs)
 
 
+@pytest.mark.slow
 def test_cells_share_names_may_await_and_show_their_last_value() -> None:
     spec = importlib.util.spec_from_file_location("run_notebook", RUNNER)
     assert spec and spec.loader

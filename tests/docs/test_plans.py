@@ -16,6 +16,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("generator.plans")
 
 
+@pytest.mark.slow
 def test_sizes_of_vector_indexes_are_those_of_faiss(plans: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     faiss = pytest.importorskip("faiss")
     monkeypatch.setattr(plans, "CENTROIDS", 16)

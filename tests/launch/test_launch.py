@@ -30,6 +30,7 @@ SHARDING = {
 """Sharding of each configuration, for one process: the environment does not contain the number of processes."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((LAUNCH / "accelerate").glob("*.yaml")), ids=lambda path: path.stem)
 def test_recognises_sharding_of_accelerate_configurations(path: Path, monkeypatch: pytest.MonkeyPatch):
     """Uses the environment that `accelerate launch` would give to its processes."""

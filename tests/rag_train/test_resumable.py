@@ -117,6 +117,7 @@ def test_killed_runs_continue_to_the_same_files(tmp_path: Path):
     assert files(broken) == whole
 
 
+@pytest.mark.slow
 def test_shards_continue_after_one_is_killed(tmp_path: Path):
     assert exit_code(synthesize(tmp_path / "whole")) == 0
     shared = tmp_path / "shared"
@@ -245,6 +246,7 @@ def test_a_run_without_its_service_ends_after_the_items_in_progress(tmp_path: Pa
     assert caught.value.gone and 10 <= len(tried) < 20
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_output(tmp_path: Path):
     """T1: the merge held all records, 3.5 times the size of the output, at both ends of every shard."""
     long = "x" * 100_000

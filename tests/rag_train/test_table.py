@@ -87,6 +87,7 @@ def test_piped_output_is_fitted_as_well(width: int):
     assert shown(TABLE, width, terminal=False) == shown(TABLE, width)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", range(24, 140))
 def test_no_cell_is_broken_at_any_width(width: int):
     lines = shown(TABLE, width)

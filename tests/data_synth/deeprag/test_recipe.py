@@ -55,6 +55,7 @@ def test_no_question_is_in_two_stages(page: Path, questions: Path):
     assert sum(map(len, stages.values())) == len(set().union(*stages.values()))
 
 
+@pytest.mark.slow
 def test_earlier_samples_are_left_out_until_no_question_is_left(questions: Path):
     rest = [q.id for q in read_questions([questions], None, 3, [7000, 400])]
     assert len(rest) == 100

@@ -4,6 +4,7 @@ import asyncio
 import re
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes import OnePassage, Says, TreeModel
@@ -31,6 +32,7 @@ def search(seed: int, config: SearchConfig, *, whole: bool = False):
     return asyncio.run(run())
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.integers(0, 5))
 @settings(max_examples=60)
 def test_keeps_the_correct_trajectory_with_the_fewest_or_most_retrievals(seed: int, max_steps: int):
@@ -51,6 +53,7 @@ def test_the_search_takes_no_more_steps_than_inference():
     assert SearchConfig().max_steps == DeepRAG.max_steps
 
 
+@pytest.mark.slow
 def test_expands_nodes_in_order_of_retrievals():
     seen = []
     for seed in range(200):
@@ -116,6 +119,7 @@ def test_guided_search_restricts_every_line_and_finds_the_same():
     assert all(re.fullmatch(pattern or "", text.rstrip("\n") + "\n") for text, pattern in patterns[half:])
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.integers(20, 400))
 @settings(max_examples=60)
 def test_a_branch_that_is_too_long_does_not_drop_the_others(seed: int, context: int):

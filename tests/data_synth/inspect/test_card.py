@@ -9,6 +9,7 @@ import yaml
 from support.servers import Handler, serving
 
 
+@pytest.mark.slow
 def test_card_describes_the_file(made: Path, call, capsys):
     card = (made / "gold.jsonl.md").read_text()
     _, head, body = card.split("---\n", 2)

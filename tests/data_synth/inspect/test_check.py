@@ -62,6 +62,7 @@ def test_reports_problems_with_line_numbers(tmp_path: Path, call, capsys):
     assert call("data", "check", str(against), "--against", str(against)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -1,5 +1,6 @@
 """Gold examples of the baselines' formats."""
 
+import pytest
 from support.synthesis import search_hops
 
 from rag_train.data_synth.modules import baselines
@@ -22,6 +23,7 @@ from rag_train.strategies.baselines import (
 )
 
 
+@pytest.mark.slow
 def test_examples_cover_and_parse_as_every_baseline_task(world: World, index: BM25Index):
     modules = (adaptive_rag, auto_rag, genground, ircot, iter_retgen, metarag, qd_rag, rankrag, resp, taare)
     modules += (uar,)

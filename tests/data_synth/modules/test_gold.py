@@ -29,6 +29,7 @@ from rag_train.strategies.base import Kit
 from rag_train.strategies.registry import build
 
 
+@pytest.mark.slow
 def test_every_record_is_valid_and_parses_as_its_task(world: World, index: BM25Index):
     tasks = {}
     for question in [*world.questions("dev")[:60], *world.compounds("dev", 20)]:

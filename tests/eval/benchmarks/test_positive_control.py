@@ -23,6 +23,7 @@ def test_counts_the_supporting_passages_among_the_first_ten():
     assert measured([row]) == {"recall@10": [0.5], "hit@10": [1.0]}
 
 
+@pytest.mark.slow
 def test_published_figures_of_bm25_lie_in_our_intervals():
     path = DATA / "musique/dev.jsonl"
     if not path.exists():

@@ -153,6 +153,7 @@ ODD: list[tuple[int, bytes, dict[str, str], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "body", "headers", "said"), ODD)
 def test_a_server_that_is_no_service_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes, headers: dict[str, str], said: str
@@ -228,6 +229,7 @@ def complaints(page: Browser) -> list[dict[str, Any]]:
     return [event for event in page.events if event["method"] == "Runtime.exceptionThrown"]
 
 
+@pytest.mark.slow
 def test_page_asks_both_and_cites_passages_from_the_keyboard(page: Browser):
     assert "start `rag-train serve strategy` there" in page.run("sides[1].problem.textContent")
     choose(page, 1, 0, "broken")
@@ -270,6 +272,7 @@ def test_page_asks_both_and_cites_passages_from_the_keyboard(page: Browser):
     assert complaints(page) == []
 
 
+@pytest.mark.slow
 def test_page_stops_and_shows_hostile_text_as_text(page: Browser):
     choose(page, 0, 2, "hostile")
     choose(page, 1, 0, "citing")
@@ -290,6 +293,7 @@ def test_page_stops_and_shows_hostile_text_as_text(page: Browser):
     assert complaints(page) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1300])
 def test_page_fits_the_screen(page: Browser, width: int):
     choose(page, 0, 2, "hostile")
@@ -330,6 +334,7 @@ EVIDENCE: list[tuple[str, str, list[str]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "question", "found"), EVIDENCE)
 def test_a_passage_is_cited_for_the_answer_itself_or_for_all_its_new_names(
     page: Browser, answer: str, question: str, found: list[str]

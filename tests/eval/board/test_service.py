@@ -122,6 +122,7 @@ def complaints(page: Browser) -> list[dict[str, Any]]:
     return [event for event in page.events if event["method"] in kinds]
 
 
+@pytest.mark.slow
 def test_page_follows_a_training(root: Path, page: Browser):
     points = "document.querySelector('#training polyline.first').getAttribute('points').split(' ').length"
     assert page.run(points) == 3
@@ -164,6 +165,7 @@ def test_page_works_from_the_keyboard_and_copies_commands(page: Browser):
     assert page.run("navigator.clipboard.readText()") == command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1300])
 def test_page_fits_the_screen_and_links_to_pages_that_work(page: Browser, width: int):
     page.resize(width)

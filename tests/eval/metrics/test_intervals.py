@@ -36,6 +36,7 @@ def test_wilson_intervals():
     assert wilson(0 / 20, 20) == pytest.approx((0, 0.1611), abs=1e-4)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
 def test_the_interval_of_a_share_is_wilsons(values: list[float]):
     """U4: 0 of 4 had the interval [0, 0] in one place, and [0, 49] in another."""

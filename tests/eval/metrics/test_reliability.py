@@ -20,6 +20,7 @@ def test_bins_ece_and_brier_score() -> None:
     assert reliability([]) is None
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=2, max_size=60), st.data())
 def test_reliability_of_parts_adds_up(decisions: list[tuple[float, bool]], data: st.DataObject) -> None:
     whole = reliability(decisions)

@@ -42,6 +42,7 @@ def chunks(blocks: dict[str, Any], name: str) -> list[Any]:
     return [value for key, chunk in blocks.items() if key.rpartition("-")[0] == name for value in chunk]
 
 
+@pytest.mark.slow
 def test_page_contains_each_passage_once_and_all_trajectories(made: Made):
     packed_blocks = blocks(made.page)
     passages = chunks(packed_blocks, "passages")

@@ -63,6 +63,7 @@ def texts_of(page: Browser, selector: str) -> list[str]:
     return page.run(f"[...document.querySelectorAll({json.dumps(selector)})].map(node => node.textContent)")
 
 
+@pytest.mark.slow
 def test_overview(made: Made, page: Browser):
     assert texts_of(page, "#board tbody th") == ["planner", "decider", EVIL]
     rates = [sum(made.right[name]) / SIZE for name in ("planner", "decider")]
@@ -99,6 +100,7 @@ def test_overview(made: Made, page: Browser):
     assert_quiet(page, made)
 
 
+@pytest.mark.slow
 def test_draws_every_measure_and_cost(made: Made, page: Browser):
     measures = [name for name in ("em", "f1", "accuracy", *OPTIONAL) if page.run(f"'{name}' in MEASURES")]
     assert len(measures) > 3  # the decider never retrieves and has no retrieval measures
@@ -111,6 +113,7 @@ def test_draws_every_measure_and_cost(made: Made, page: Browser):
     assert_quiet(page, made)
 
 
+@pytest.mark.slow
 def test_filters(made: Made, page: Browser):
     outcomes = made.outcomes()
     wins, losses = outcomes.count("10"), outcomes.count("01")
@@ -141,6 +144,7 @@ def test_filters(made: Made, page: Browser):
     assert_quiet(page, made)
 
 
+@pytest.mark.slow
 def test_example(made: Made, page: Browser):
     show(page, made, "#examples&example=q13&search=thing-13")
     assert page.run("document.querySelector('#example h3').textContent") == made.questions[13].question
@@ -164,6 +168,7 @@ def test_example(made: Made, page: Browser):
     assert_quiet(page, made)
 
 
+@pytest.mark.slow
 def test_address_restores_the_view(made: Made, page: Browser):
     ids = {"a": made.ids["decider"], "b": made.ids["planner"]}
     update(page, **ids, cost="llm_calls", outcome="01", hops="3")
@@ -188,6 +193,7 @@ def test_address_restores_the_view(made: Made, page: Browser):
     assert_quiet(page, made)
 
 
+@pytest.mark.slow
 def test_keyboard(made: Made, page: Browser):
     focused = "document.activeElement.id"
     page.press("/")
@@ -244,6 +250,7 @@ def test_hostile_text_stays_text(made: Made, page: Browser):
     assert_quiet(page, made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [320, 400, 1200])
 @pytest.mark.parametrize("cell", ["decider", EVIL])
 def test_page_fits_the_width(made: Made, page: Browser, width: int, cell: str):
@@ -267,6 +274,7 @@ def test_matrix_with_a_single_cell(made: Made, page: Browser, tmp_path: Path):
     assert len(texts_of(page, "#example .card")) == 1 and page.run("$('paired').hidden")
 
 
+@pytest.mark.slow
 def test_cells_with_other_questions_or_without_right_answers(page: Browser, tmp_path: Path):
     a = add_cell(tmp_path, "a", numbered(0, 1, 2, 3), [None] * 4)
     add_cell(tmp_path, "b", numbered(0, 1, 2, 3), ["no"] * 4)

@@ -110,6 +110,7 @@ def test_json_has_every_cell_with_the_value_of_each_seed(tmp_path):
     assert cell.seeds == [100, 25] and cell.printed == {"": 48.1} and cell.model == "stage2"
 
 
+@pytest.mark.slow
 def test_printed_differences_are_of_every_backbone_and_in_points(tmp_path):
     """H4: the Qwen rows were left out. H8: DualRAG's table 17 is printed in fractions."""
     claims = {c.claim: c for c in reproduce("deeprag", "table1", [Scripted(deeprag_wins)] * 2, tmp_path)}
@@ -120,12 +121,14 @@ def test_printed_differences_are_of_every_backbone_and_in_points(tmp_path):
     assert (number(33342), number(0.0), number(48.10)) == ("33,342", "0", "48.1")
 
 
+@pytest.mark.slow
 def test_metrics_with_the_same_values_are_one_comparison(tmp_path):
     """H4: in a world of one-word answers, EM and F1 were counted as two confirmations."""
     claims = {c.claim: c for c in reproduce("deeprag", "table1", [Scripted(deeprag_wins)] * 2, tmp_path)}
     assert {tuple(c.metrics) for c in claims["deeprag-superior"].comparisons} == {("em", "f1", "mean")}
 
 
+@pytest.mark.slow
 def test_claims_about_special_questions_are_not_run_on_others(tmp_path):
     """H4: CAG's questions about changed facts and TriviaQA's were the same single hops."""
     claims = {c.claim: c for c in reproduce("deeprag", "table1", [Scripted(deeprag_wins)] * 2, tmp_path)}
@@ -220,6 +223,7 @@ def test_tables_show_printed_and_measured_numbers(tmp_path):
     assert "These are not results of the protocol's test seeds" in page
 
 
+@pytest.mark.slow
 def test_intervals_of_shares_lie_between_0_and_100(tmp_path):
     """U4: with two seeds that differ, the t-interval of exact match reached from -585 to 685."""
     for sources in ([deeprag_wins, lambda request, i: False], [lambda request, i: False]):
@@ -248,6 +252,7 @@ def outcomes(paper: str, table: str, right, tmp_path) -> dict[tuple[str, str, st
     }
 
 
+@pytest.mark.slow
 def test_compares_decisions_by_metrics_over_all_questions(tmp_path):
     # CoT answers every fourth question. Every strategy retrieves for all questions; only stage 1 never does.
     found = outcomes("deeprag", "table3", lambda request, i: request.strategy == "cot" and i % 4 == 0, tmp_path)

@@ -61,6 +61,7 @@ UNDECIDED = {
 """Claims about figures without numbers, and claims of closeness without a number."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("paper", "claim"), CLAIMS)
 def test_claims_agree_with_the_papers_own_numbers_except_as_listed(paper: Paper, claim: PaperClaim):
     consistency = paper.check(claim)
@@ -108,6 +109,7 @@ def test_the_docs_count_what_is_printed():
     assert contradicted in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAPERS)
 def test_yaml_keys_are_unique(name: str):
     """YAML silently keeps the last of two equal keys."""

@@ -52,6 +52,7 @@ def test_examples_do_not_contain_the_answer_of_the_fact_itself(atlas: Atlas, tmp
     assert all(prompt.count(prompt.rpartition("Question: ")[2]) == 1 for prompt in prompts)
 
 
+@pytest.mark.slow
 def test_every_hop_of_a_question_is_a_fact_to_ask_for(atlas: Atlas):
     asked = questions(atlas, "dev")
     facts = facts_of(atlas, asked)

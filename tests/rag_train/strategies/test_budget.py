@@ -25,6 +25,7 @@ def answer(spec: str, llm: Says | Replay, found: Found) -> Trajectory:
     return asyncio.run(build(spec, kit).answer(ASKED))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "dragin"])
 @pytest.mark.parametrize("limits", [(1, 0), (2, 1), (4, 2)])
 def test_every_strategy_keeps_to_its_budget(name: str, limits: Sequence[int]):

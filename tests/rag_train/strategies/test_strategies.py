@@ -339,6 +339,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_invalid_text_does_not_stop_a_strategy(name: str, kind: str):
@@ -382,6 +383,7 @@ questions = st.lists(st.sampled_from(["who", "<A1.1>", "< a2.1 >", "<A3.3>", '"'
 drafts = st.lists(st.builds(Draft, id=ids, question=questions, parents=st.lists(ids, max_size=3)), max_size=6)
 
 
+@pytest.mark.slow
 @example(
     [
         Draft(id="Q2.2", question="who"),

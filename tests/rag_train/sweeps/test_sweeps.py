@@ -60,6 +60,7 @@ def write_sweep(work: Path, tmp_path: Path):
     return write
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -143,6 +144,7 @@ def outcome(trial: Trial) -> Trial:
     return replace(trial, state="finished", value=-abs(trial.parameters["lr"] - 3e-3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["grid", "random", "bayes"])
 def test_interrupted_sweep_visits_points_of_uninterrupted_sweep(write_sweep, tmp_path: Path, method: str):
     changes = {"parameters": {"dpo.beta": {"values": [0.1, 0.4]}, "lr": {"values": [1e-4, 1e-3, 1e-2]}}}

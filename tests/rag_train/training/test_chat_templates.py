@@ -123,6 +123,7 @@ def test_prompt_becomes_user_turn(family: tuple[Family, PreTrainedTokenizerFast]
     assert as_turn(family[1], "Why?\n") == family[0].turn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.id)
 def test_trained_tokens_equal_tokens_written_at_inference(
     family: tuple[Family, PreTrainedTokenizerFast], record: SFTRecord, tmp_path: Path

@@ -98,6 +98,7 @@ def forest_sequences(seed: int, count: int = 12, alphabet: int = 2, length: int 
     return [torch.randint(0, alphabet, (length,), generator=generator).tolist() for _ in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 5, 200])
 @pytest.mark.parametrize("alphabet", [1, 2, 50])
 def test_backends_get_the_same_mask(alphabet: int, window: int | None):

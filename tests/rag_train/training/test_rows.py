@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from support.training import TOKENIZER, sft_record, write
 
 from rag_train.errors import UserError
+from rag_train.files import CACHE_VARIABLE
 from rag_train.schema import SFTRecord
 from rag_train.training import rows as module
 from rag_train.training.data import dpo_rows, sft_rows
@@ -34,7 +35,7 @@ def numbered(place: str, record: SFTRecord) -> dict | str:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(module.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(module, "PART", 3)
     return tmp_path / "cache"
 
@@ -80,6 +81,7 @@ def test_other_contents_or_settings_are_other_rows(tmp_path: Path, cache: Path):
     assert len(list((cache / "rows").iterdir())) == 5
 
 
+@pytest.mark.slow
 def test_other_processes_wait_for_the_first(tmp_path: Path):
     path = write(tmp_path / "x.jsonl", [sft_record(1)])
     begun, go_on = Event(), Event()
@@ -97,6 +99,7 @@ def test_other_processes_wait_for_the_first(tmp_path: Path):
         assert ids(first.result()[0]) == ids(second.result()[0]) == [[7]]
 
 
+@pytest.mark.slow
 def test_mistakes_are_told_in_a_line(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UserError, match=r"none.jsonl: No such file or directory; fix it"):
         stored(tmp_path / "none.jsonl")
@@ -112,7 +115,7 @@ def test_mistakes_are_told_in_a_line(tmp_path: Path, cache: Path, monkeypatch: p
     with pytest.raises(UserError, match=r"damaged .*; delete it"):
         stored(path)
     (tmp_path / "file").touch()
-    monkeypatch.setenv(module.VARIABLE, str(tmp_path / "file"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file"))
     with pytest.raises(UserError, match="Not a directory; free space, or set RAG_TRAIN_CACHE to a directory"):
         stored(path)
 
@@ -131,6 +134,7 @@ def test_a_column_reads_the_selected_rows(
     assert column.lengths().tolist() == [len(tokens) for tokens in ids(rows)]
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.integers(0, 300), max_size=6), max_size=12))
 def test_distinct_tokens_are_those_of_the_tree(sequences: list[list[int]]):
     assert distinct_tokens(list(map(sortable, sequences))) == len(lay_out(sequences).ids)

@@ -159,6 +159,7 @@ def test_sft_lowers_loss_and_reports_result(work: Path, tmp_path: Path):
         train(replace(recipe, lr=0.1))
 
 
+@pytest.mark.slow
 def test_dpo_widens_margin_and_adds_no_end_of_text_token(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -307,6 +308,7 @@ def test_rejects_run_directory_of_earlier_version(work: Path, tmp_path: Path):
         train(recipe_in(work, tmp_path))
 
 
+@pytest.mark.slow
 def test_names_nested_keys_that_differ(work: Path, tmp_path: Path):
     recipe = recipe_in(work, tmp_path / "out", stage="dpo", epochs=1)
     train(recipe)
@@ -326,6 +328,7 @@ def test_names_line_of_invalid_record(work: Path, tmp_path: Path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_infinite_loss_stops_run(work: Path, tmp_path: Path):
     with pytest.raises(UserError, match=r"^step \d+: the loss is infinite or NaN; lower lr"):
         train(recipe_in(work, tmp_path / "out", lr=1e20, warmup_ratio=0.0))

@@ -347,6 +347,7 @@ REBUILT = (
 """Damage after which the manifest still tells that the files are an index's."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", DAMAGE)
 def test_rejects_a_damaged_index_which_can_be_rebuilt(index: BM25Index, tmp_path: Path, problem: str) -> None:
     directory = tmp_path / "index"

@@ -105,6 +105,7 @@ def test_families_encode_as_specified(models: Path, name, pooling, normalize, be
         assert vector == pytest.approx(expected_vector(model, directory, text, pooling, normalize), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_dpr_uses_two_encoders(models: Path):
     config = family(str(models / "dpr-ctx_encoder"))
     encoder = Encoder(config, "cpu")
@@ -153,6 +154,7 @@ def test_compressed_index_finds_most_of_the_best_passages(corpus, small, tmp_pat
     assert np.mean([b in row for b, row in zip(best, index.search_vectors(queries, 20)[1], strict=True)]) > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "search", "message"),
     [
@@ -167,6 +169,7 @@ def test_rejects_invalid_index_kinds(corpus, small, tmp_path: Path, kind: str, s
     assert "\n" not in str(caught.value) and not (tmp_path / "index").exists()
 
 
+@pytest.mark.slow
 def test_rejects_damage_and_a_different_encoder(corpus, small, models: Path, tmp_path: Path):
     build_dense(corpus, tmp_path / "index", small)
     (tmp_path / "index" / "vectors.faiss").open("r+b").truncate(1000)
@@ -211,6 +214,7 @@ def test_refuses_a_forged_index(corpus, small, tmp_path: Path, name: str, array:
         DenseIndex.load(tmp_path / "index")
 
 
+@pytest.mark.slow
 def test_positions_of_a_forged_index_outside_of_the_corpus_are_left_out(corpus, small, tmp_path: Path):
     build_dense(corpus, tmp_path / "index", replace(small, kind="IVF1,Flat"))
     index = DenseIndex.load(tmp_path / "index", mmap=False)
@@ -279,6 +283,7 @@ MATRIX = st.integers(1, 40).flatmap(
 )
 
 
+@pytest.mark.slow
 @given(queries=MATRIX, vectors=MATRIX, k=st.integers(1, 12), block=st.integers(1, 50))
 def test_largest_products_equal_those_of_sorting(queries, vectors, k: int, block: int):
     """The vectors are small whole numbers, so that many products are equal."""

@@ -67,12 +67,14 @@ QUERIES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(query=QUERIES)
 def test_answers_any_string(index: LuceneIndex, query: str):
     found = index.search([query], 2)
     assert len(found) == 1 and len(found[0]) <= 2
 
 
+@pytest.mark.slow
 @given(query=QUERIES)
 def test_parse_inverts_render(query: str):
     clauses = parse(query)

@@ -46,6 +46,7 @@ def test_retries_after_temporary_failures(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(waits) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [
@@ -62,6 +63,7 @@ def test_rejects_other_servers(answer: tuple[int, bytes]) -> None:
         RetrievalClient(url)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [

@@ -128,6 +128,7 @@ def test_sends_queries_concurrently_and_keeps_their_order(server: Server) -> Non
     assert [passages[0].text for passages in found] == list("abcdefgh")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
@@ -174,6 +175,7 @@ def searxng(running: Server) -> WebRetriever:
     return WebRetriever("searxng", running.url, retries=0)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(payload=st.lists(json_values, max_size=3).map(lambda hits: {"results": hits}) | json_values, query=st.text())
 def test_survives_any_json(running: Server, searxng: WebRetriever, payload: object, query: str) -> None:

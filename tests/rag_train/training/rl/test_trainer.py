@@ -183,6 +183,7 @@ def test_a_price_lowers_the_retrieval_rate(mini_world: World, mini_model: Path, 
     assert rows[0]["engine/read"] > rows[0]["engine/written"] > 0
 
 
+@pytest.mark.slow
 def test_a_run_without_different_rewards_stops(world: Path, tmp_path: Path):
     """The untrained model never answers right, so every reward is 0."""
     with pytest.raises(
