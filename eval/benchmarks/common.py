@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rag_train.llm.vllm import VLLMEngine
     from rag_train.miniworld.world import World
     from rag_train.schema import Question
+    from rag_train.training.recipe import TrainRecipe
 
 
 def benchmark_parser(description: str | None) -> argparse.ArgumentParser:
@@ -55,6 +56,39 @@ def mini_world() -> MiniWorld:
     world = World(WorldConfig())
     model, _ = pretrained(world, PretrainConfig(), Path("runs/demo/base"))
     return MiniWorld(world, model, multi_hop(world.questions("train")))
+
+
+def stage3_recipe(model: str, folder: Path, price: float, **settings: Any) -> TrainRecipe:
+    """Return the recipe of Stage III in the mini world, on ``questions.jsonl`` and ``index`` in ``folder``.
+
+    ``price`` is that of a retrieval; ``settings`` are more keys of the `RLRecipe`. Seed and ``output_dir`` are
+    still to be set.
+    """
+    from rag_train.training.recipe import PriceRecipe, RLRecipe, TrainRecipe
+
+    section = RLRecipe(
+        index=str(folder / "index"),
+        instructions=False,
+        call_tokens=96,
+        price=PriceRecipe(retrievals=price),
+        collapse=None,
+        **settings,
+    )
+    return TrainRecipe(
+        stage="rl",
+        model=model,
+        data=folder / "questions.jsonl",
+        output_dir="",
+        lr=1e-4,
+        epochs=1,
+        schedule="constant_with_warmup",
+        max_tokens=1024,
+        batch_size=16,
+        global_batch=64,
+        precision="fp32",
+        logging_steps=1,
+        rl=section,
+    )
 
 
 class Recorder:

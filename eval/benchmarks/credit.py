@@ -16,12 +16,12 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
-from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error, mini_world
+from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error, mini_world, stage3_recipe
 from rag_train.files import write_records
 from rag_train.progress import console
 from rag_train.provenance import save_result
 from rag_train.retrieval.index.bm25_build import build_bm25
-from rag_train.training.recipe import PriceRecipe, RLRecipe, TrainRecipe
+from rag_train.training.recipe import TrainRecipe
 from rag_train.training.run import train
 from rag_train.training.tracking import METRICS
 
@@ -47,42 +47,19 @@ def main() -> None:
     world, _, questions = mini_world()
     write_records(options.work / "questions.jsonl", questions[: options.questions])
     build_bm25(world.corpus(), options.work / "index")
-    section = RLRecipe(
-        index=str(options.work / "index"),
-        instructions=False,
-        call_tokens=96,
-        branches=options.branches,
-        price=PriceRecipe(retrievals=options.price),
-        collapse=None,
-    )
-    recipe = TrainRecipe(
-        stage="rl",
-        model=options.model,
-        data=options.work / "questions.jsonl",
-        output_dir="",
-        lr=1e-4,
-        epochs=1,
-        schedule="constant_with_warmup",
-        max_tokens=1024,
-        batch_size=16,
-        global_batch=64,
-        precision="fp32",
-        logging_steps=1,
-        rl=section,
-    )
+    recipe = stage3_recipe(options.model, options.work, options.price, branches=options.branches)
     with exit_on_user_error():
-        seeds = [
-            compare(replace(recipe, seed=seed), section, options.work / f"seed{seed}") for seed in options.seeds
-        ]
+        seeds = [compare(replace(recipe, seed=seed), options.work / f"seed{seed}") for seed in options.seeds]
     for share in SHARES:
         tree, plain = (fmean(seed[credit][str(share)] for seed in seeds) for credit in ("tree", "trajectory"))
         console.print(f"{share:.0%} of the tokens: reward {tree:.3f} with tree credit, {plain:.3f} with plain GRPO")
     save_result(options.output / "bench_credit.json", {"price": options.price, "seeds": seeds})
 
 
-def compare(recipe: TrainRecipe, section: RLRecipe, folder: Path) -> dict[str, dict[str, float]]:
+def compare(recipe: TrainRecipe, folder: Path) -> dict[str, dict[str, float]]:
     """Train both ways, and return the rewards of each at `SHARES` of the tokens that both of them spent."""
-    curves = {}
+    section, curves = recipe.rl, {}
+    assert section is not None
     for credit, epochs in (
         ("tree", 1),
         ("trajectory", 1 + 2 * section.branches),

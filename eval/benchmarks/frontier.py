@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rag_train.errors import UserError
-from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error
+from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error, stage3_recipe
 
 if TYPE_CHECKING:
     from rag_train.eval.metrics.summary import RunSummary
@@ -106,6 +106,7 @@ async def frontier(options: argparse.Namespace, seed: int) -> list[RunSummary]:
     from rag_train.retrieval.batching import AsyncRetriever
     from rag_train.retrieval.index.bm25_build import build_bm25
     from rag_train.retrieval.open import open_retriever
+    from rag_train.training.run import train
     from rag_train.working_files import PACKAGE
 
     finished = sorted(options.demo.glob(f"seed{seed}-*/stage2/training.json"))
@@ -133,41 +134,11 @@ async def frontier(options: argparse.Namespace, seed: int) -> list[RunSummary]:
     runs += await asked.runs(models / "stage1", "stage 1")
     for start, name in STARTS.items():
         for price in options.prices:
-            train_stage3(models / start, folder, folder / f"{start}-{price}", price, options.lr, seed)
-            runs += await asked.runs(folder / f"{start}-{price}", f"stage 3 from {name}, price {price}")
+            model = folder / f"{start}-{price}"
+            recipe = stage3_recipe(str(models / start), folder, price, credit="tree")
+            train(replace(recipe, seed=seed, lr=options.lr, output_dir=str(model)))
+            runs += await asked.runs(model, f"stage 3 from {name}, price {price}")
     return runs
-
-
-def train_stage3(start: Path, folder: Path, output: Path, price: float, lr: float, seed: int) -> None:
-    """Train ``start`` with tree credit on the questions and the index in ``folder``, or continue."""
-    from rag_train.training.recipe import PriceRecipe, RLRecipe, TrainRecipe
-    from rag_train.training.run import train
-
-    section = RLRecipe(
-        index=str(folder / "index"),
-        instructions=False,
-        call_tokens=96,
-        credit="tree",
-        price=PriceRecipe(retrievals=price),
-        collapse=None,
-    )
-    recipe = TrainRecipe(
-        stage="rl",
-        model=str(start),
-        data=folder / "questions.jsonl",
-        output_dir=str(output),
-        seed=seed,
-        lr=lr,
-        epochs=1,
-        schedule="constant_with_warmup",
-        max_tokens=1024,
-        batch_size=16,
-        global_batch=64,
-        precision="fp32",
-        logging_steps=1,
-        rl=section,
-    )
-    train(recipe)
 
 
 if __name__ == "__main__":

@@ -6,19 +6,17 @@ papers' claims.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import yaml
 
-from rag_train.eval.benchmarks.common import exit_on_user_error
+from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error
 
 PROTOCOL = Path(__file__).with_name("protocol.yaml")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("docs/results"), help="directory of the results")
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--work", type=Path, default=Path("runs/atlas"), help="directory of models and answers")
     options = parser.parse_args()
 
