@@ -87,7 +87,7 @@ lock: .venv/.ready
 lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check -q .
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python --summary=none
 
 check: .venv/.ready
 	@$(MAKE) --no-print-directory --jobs 2 lint fast

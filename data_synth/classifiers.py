@@ -164,8 +164,8 @@ def labelled_questions(method: Method, recipe: ClassifierRecipe) -> list[Labelle
             raise UserError(f"{name}: {problem}; give a file for each, in the same order")
     others: dict[Path, Kind] = {}
     if method == "uar":
-        others |= dict.fromkeys(recipe.timely, "timely")
-        others |= dict.fromkeys(recipe.no_knowledge, "no knowledge")
+        others.update((path, "timely") for path in recipe.timely)
+        others.update((path, "no knowledge") for path in recipe.no_knowledge)
     by_file = read_files([*recipe.questions, *others], None, recipe.seed)
     out: list[Labelled] = []
     for i, path in enumerate(recipe.questions):

@@ -13,7 +13,7 @@ from rag_train.schema import Question
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_TRIVIA_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "‘’´", " "))
+_TRIVIA_PUNCTUATION = str.maketrans({mark: " " for mark in string.punctuation + "‘’´"})
 
 
 def normalize(text: str) -> str:

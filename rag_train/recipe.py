@@ -56,7 +56,7 @@ class _Loader(yaml.SafeLoader):
     It reads ``1e-5`` as a float, as YAML 1.2 does; in PyYAML's YAML 1.1 it is a string.
     """
 
-    yaml_implicit_resolvers: ClassVar = {
+    yaml_implicit_resolvers: ClassVar = {  # pyrefly: ignore[bad-override]
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }

@@ -184,7 +184,7 @@ async def run(
             _append(file, _header(key) | {"items": len(items)})
         with progress(label, len(mine), len(mine) - todo) as advance:
             workers = min(in_flight, todo)
-            patience = Patience(patience_seconds(), workers, lambda *waiting: advance(0, _waiting_note(*waiting)))
+            patience = Patience(patience_seconds(), workers, lambda n, error: advance(0, _waiting_note(n, error)))
             queue = (i for i in mine if i not in done)
             failed: list[UserError] = []
 

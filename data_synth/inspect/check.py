@@ -16,7 +16,7 @@ from rag_train.answers import normalize
 from rag_train.data_synth.inspect.records import read_record_file
 from rag_train.data_synth.inspect.statistics import Statistics, statistics_of
 from rag_train.data_synth.knowable import strings, unknown, without_instruction
-from rag_train.data_synth.leakage import HeldOutQuestions
+from rag_train.data_synth.leakage import HeldOutQuestions, Leak
 from rag_train.formats import planrag
 from rag_train.formats.deeprag import CONTEXT
 from rag_train.questions.load import load_questions
@@ -68,10 +68,7 @@ def check(path: Path, tokenizer: str | None = None, against: Path | None = None)
     for line, record in file.records.items():
         for problem in problems(record):
             lines_by_problem[problem].append(line)
-        leak = held_out and (
-            held_out.leak(record) if isinstance(record, Question) else held_out.leak_in_lines(text_lines(record))
-        )
-        if leak:
+        if held_out and (leak := _leak(held_out, record)):
             lines_by_problem[LEAKS[leak]].append(line)
     for problem, line in repetitions(file.records):
         lines_by_problem[problem].append(line)
@@ -80,7 +77,11 @@ def check(path: Path, tokenizer: str | None = None, against: Path | None = None)
     return Report(str(path), file.record_type.__name__, statistics, findings)
 
 
-LEAKS = {
+def _leak(held_out: HeldOutQuestions, record: Record) -> Leak | None:
+    return held_out.leak(record) if isinstance(record, Question) else held_out.leak_in_lines(text_lines(record))
+
+
+LEAKS: dict[Leak, str] = {
     "text": "same text as an evaluation question",
     "entity": "shares an entity with an evaluation question",
 }

@@ -426,10 +426,10 @@ def table(counts: Mapping[str, int]) -> Table:
     """Return DualRAG's Table 1: examples of each capability, raw (as the teacher wrote them) and post-processed."""
     names = {"reasoner": "Reasoner", "entities": "Entity Identifier", "summaries": "Knowledge Summarizer"}
     rows = [
-        [names[capability], *(counts.get(f"{capability} {state}", 0) for state in ("raw", "processed"))]
+        (names[capability], counts.get(f"{capability} raw", 0), counts.get(f"{capability} processed", 0))
         for capability in get_args(Capability)
     ]
-    rows.append(["Total", *(sum(row[i] for row in rows) for i in (1, 2))])
+    rows.append(("Total", sum(raw for _, raw, _ in rows), sum(processed for _, _, processed in rows)))
     cells = [[name, f"{raw:,}", f"{processed:,}", f"{raw + processed:,}"] for name, raw, processed in rows]
     return Table("Training examples", "DualRAG, Table 1", ["Capability", "Raw", "Processed", "Count"], cells)
 

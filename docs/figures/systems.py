@@ -43,7 +43,7 @@ def deeprag() -> Canvas:
     ]  # fmt: skip
     canvas.rect(590, 42, 292, 158)
     for i, (line, colour) in enumerate(lines):
-        canvas.text(604, 65 + 20.5 * i, line, size=13, anchor="start", mono=True, colour=colour)  # pyright: ignore[reportArgumentType]
+        canvas.text(604, 65 + 20.5 * i, line, size=13, anchor="start", mono=True, colour=colour)
     canvas.heading(590, 236, "Stage II: prefer the right decision")
     for y, node, good, bad in ((250, "node 1", "memory", "search"), (318, "node 2", "search", "memory")):
         canvas.rect(590, y, 292, 58)

@@ -135,7 +135,7 @@ def pipeline() -> Canvas:
         (748, "Stage II", "DPO on the\ndecisions", "good"),
     ]
     for x, label, note, colour in boxes:
-        canvas.box(x, 52, 140, 92, label, note, stroke=colour)  # pyright: ignore[reportArgumentType]
+        canvas.box(x, 52, 140, 92, label, note, stroke=colour)
     for x, *_ in boxes[:-1]:
         canvas.arrow((x + 140, 98), (x + 184, 98))
     commands = [(82, "rag-train index"), (266, "rag-train synth"), (450, "rag-train train")]

@@ -30,7 +30,7 @@ def draw() -> Canvas:
         (170, "birthplace", "retrieve"),
         (316, "country", "memory"),
     ):
-        canvas.box(x, 322, 116, 40, label, stroke=colour)  # pyright: ignore[reportArgumentType]
+        canvas.box(x, 322, 116, 40, label, stroke=colour)
     canvas.arrow((140, 342), (170, 342))
     canvas.arrow((286, 342), (316, 342))
 
@@ -45,7 +45,7 @@ def draw() -> Canvas:
         (618, 192, "retrieve", "memory would guess", "retrieve"),
         (758, 192, "out of reach", "neither can tell", "line"),
     ):
-        canvas.box(x, y, 132, 84, label, note, stroke=colour, size=13)  # pyright: ignore[reportArgumentType]
+        canvas.box(x, y, 132, 84, label, note, stroke=colour, size=13)
     canvas.note(540, 312, "Known: in the model's training text, half of all facts.")
     canvas.note(540, 332, "A controller cannot see the cell. It learns from")
     canvas.note(540, 352, "search which decision leads to the right answer.")

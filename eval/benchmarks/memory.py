@@ -107,7 +107,7 @@ def compared(model: Path, keys: Mapping[str, Any], data: Mapping[str, Path], fol
 
     stage = keys.get("stage", "sft")
     defaults: dict[str, Any] = {"stage": stage, "precision": "fp32", "batch_size": 4, "lr": 1e-4, "epochs": 1}
-    paths = {"model": str(model), "data": data[stage], "output_dir": str(folder / "large")}
+    paths: dict[str, Any] = {"model": str(model), "data": data[stage], "output_dir": str(folder / "large")}
     large = TrainRecipe(**(defaults | paths | dict(keys)))
     first = folder / "first.jsonl"
     first.write_text(data[stage].read_text(encoding="utf-8").partition("\n")[0] + "\n", encoding="utf-8")

@@ -185,7 +185,8 @@ def _against_product(options: argparse.Namespace, queries: Sequence[str]) -> dic
         )
     flat = faiss.IndexFlatIP(vectors.shape[1])
     flat.add(vectors)
-    index = DenseIndex(DenseConfig(), encoder, [None] * len(vectors), flat, "")  # pyright: ignore
+    passages: Any = [None] * len(vectors)
+    index = DenseIndex(DenseConfig(), encoder, passages, flat, "")
     ours, product = [], []
     for _ in range(ROUNDS + 1):
         start = time.perf_counter()

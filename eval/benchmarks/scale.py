@@ -158,7 +158,7 @@ class Items(Sequence[Question]):
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, i: int) -> Question:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __getitem__(self, i: int) -> Question:  # pyrefly: ignore[bad-override]
         if not 0 <= i < self._count:
             raise IndexError(i)
         return Question.model_construct(id=str(i), question=f"question {i}", answers=["answer"])

@@ -37,7 +37,7 @@ def pairs(data: Path, seed: int) -> list[dict[str, object]]:
         others = [passage for passage in passages if passage.id not in right]
         chosen = [(by_id[ids[0]], 1.0) for ids in gold.found]
         chosen += [(passage, 0.0) for passage in rng.sample(others, min(NEGATIVES, len(others)))]
-        rows += [{"query": question.question, "passage": indexed_text(p), "label": y} for p, y in chosen]
+        rows.extend({"query": question.question, "passage": indexed_text(p), "label": y} for p, y in chosen)
     return rows
 
 

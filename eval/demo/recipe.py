@@ -74,7 +74,7 @@ class DemoRecipe:
     """Chain of calibration."""
     test_questions: int = 300
     """Multi-hop questions to answer."""
-    split: str = "test"
+    split: Literal["dev", "test"] = "test"
     """Split of the questions to answer: dev to choose settings, test to report."""
     search: SearchConfig = field(default_factory=SearchConfig)
     """The tree search (DeepRAG, Algorithm 1)."""

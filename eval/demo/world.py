@@ -103,7 +103,7 @@ def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path
     from rag_train.llm.packaged import checkpoint_of
 
     atlas = load_atlas()
-    asked = one_answer(questions(atlas, recipe.split, seed))[: recipe.test_questions]  # pyright: ignore[reportArgumentType]
+    asked = one_answer(questions(atlas, recipe.split, seed))[: recipe.test_questions]
     train = one_answer(questions(atlas, "train", seed))
     homes = {entity.name: home(atlas, entity).id for entity in atlas.entities.values()}
     cold, *searched = ([q for q in train if part(q, homes) == number] for number in range(len(PARTS)))

@@ -63,9 +63,9 @@ class CellEstimate:
         return {
             "questions": self.questions,
             "calls": self.scaled(self.calls),
-            "calls at most": self.most and self.most.calls * self.questions,
+            "calls at most": self.most.calls * self.questions if self.most else None,
             "searches": self.scaled(self.searches),
-            "searches at most": self.most and self.most.retrievals * self.questions,
+            "searches at most": self.most.retrievals * self.questions if self.most else None,
             "tokens read": self.scaled(read),
             "tokens written": self.scaled(written),
             "minutes": self.scaled(self.seconds / 60),

@@ -161,7 +161,8 @@ def measure_intervals(scores: Sequence[Score]) -> dict[str, Interval]:
 
 
 def _wording(trajectories: Sequence[Trajectory]) -> Wording | None:
-    subqueries, wh, conjunctions = map(sum, zip(*map(wording, trajectories), strict=True))
+    counts = [wording(trajectory) for trajectory in trajectories]
+    subqueries, wh, conjunctions = (sum(column) for column in zip(*counts, strict=True))
     return Wording(wh=wh / subqueries, conjunctions=conjunctions / subqueries) if subqueries else None
 
 

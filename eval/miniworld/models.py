@@ -14,6 +14,7 @@ from rag_train.eval.demo.stages import fine_tune, search
 from rag_train.eval.miniworld import students
 from rag_train.eval.miniworld.lab import Lab
 from rag_train.eval.miniworld.lessons import lessons
+from rag_train.eval.miniworld.students import Student
 from rag_train.files import write_records
 from rag_train.miniworld.pretrain import PretrainConfig, pretrained
 from rag_train.miniworld.vocabulary import with_words
@@ -27,14 +28,14 @@ Stage = Literal["stage1", "stage1-most", "stage1-random", "stage2", "stage2-all-
 """DeepRAG's stages, with the variants of the paper's Tables 4 (which trajectory is imitated) and 5 (which pairs
 calibrate)."""
 
-Model = Literal["base", "taught", "student", Stage, students.Student]
+Model = Literal["base", "taught", "student", Stage, Student]
 """Names of the models.
 
 - base: the pretrained model.
 - taught: the base model, taught every module's and baseline's format by gold examples.
 - student: the same with few examples, so that a teacher's data can improve it.
 - the `Stage`s: the base model trained by DeepRAG.
-- the `students.Student`s: models fine-tuned on a teacher's examples.
+- the `Student`s: models fine-tuned on a teacher's examples.
 """
 
 PAIRS: dict[str, PairVariant] = {"all-nodes": "all_nodes", "sentence-wise": "sentence_wise"}

@@ -26,6 +26,7 @@ from rag_train.eval.miniworld.lab import Lab
 from rag_train.eval.miniworld.lessons import spaced
 from rag_train.files import read_records, write_records
 from rag_train.formats import hanrag as revelator
+from rag_train.formats.tasks import Fields, Task
 from rag_train.schema import Question, SFTRecord
 
 Student = Literal["dualrag", "hanrag", "planrag", "examiner"]
@@ -116,7 +117,7 @@ def _write_questions(lab: Lab, name: str, questions: Iterable[Question]) -> Path
 
 def _question_writing(lab: Lab) -> list[SFTRecord]:
     """Return gold examples of the compound benchmark's two tasks, made from the facts about training entities."""
-    examples = []
+    examples: list[tuple[Task, Fields, Any]] = []
     for question in _compounds(lab):
         name = question.decomposition[0].entity
         passage = lab.world.passage(name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from rag_train.atlas.facts import Split, load_atlas
 from rag_train.errors import UserError
 from rag_train.eval.demo.world import one_answer
 from rag_train.llm.base import LLM
@@ -46,9 +47,8 @@ class RealWorld:
     annotate: Annotate
 
 
-def open_atlas(split: str, seed: int) -> RealWorld:
+def open_atlas(split: Split, seed: int) -> RealWorld:
     """Return the atlas with its questions of several hops and one answer."""
-    from rag_train.atlas.facts import load_atlas
     from rag_train.atlas.knowledge import facts_of, measure, with_knowledge
     from rag_train.atlas.passages import corpus
     from rag_train.atlas.questions import questions
@@ -59,8 +59,8 @@ def open_atlas(split: str, seed: int) -> RealWorld:
         facts = await measure(atlas, facts_of(atlas, asked), llm, output)
         return with_knowledge(asked, {fact.subquery: fact.known for fact in facts})
 
-    def several(split: str) -> list[Question]:
-        return one_answer(questions(atlas, split, seed))  # pyright: ignore[reportArgumentType]
+    def several(split: Split) -> list[Question]:
+        return one_answer(questions(atlas, split, seed))
 
     return RealWorld(BM25Index.build(corpus(atlas)), several("train"), {"atlas": several(split)}, annotate)
 

@@ -380,7 +380,7 @@ def reproduce(
         folder = work / "reproduce"
         sources = [CheckpointSource(models, paths, config, open_retrievers(indexes), sample, seed, folder)]
     if dry_run:
-        _print_estimates(asyncio.run(estimate(paper, table, sources)), config and config.engine, as_json)
+        _print_estimates(asyncio.run(estimate(paper, table, sources)), config.engine if config else None, as_json)
         return
     orderings = run(paper, table, sources, output)
     if as_json:

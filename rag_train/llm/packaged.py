@@ -15,6 +15,7 @@ import zipfile
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rag_train.errors import UserError, not_installed
 from rag_train.files import write_text
@@ -132,13 +133,13 @@ def _convert(weights: Path, output: Path, base: str) -> None:
     import transformers
 
     place = {"pretrained_model_name_or_path": str(weights.parent), "gguf_file": weights.name}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
-    model = transformers.AutoModelForCausalLM.from_pretrained(**place, dtype=torch.bfloat16)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(**place)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(**place, dtype=torch.bfloat16)
     # The weights are plain numbers now. A configuration that says otherwise cannot be loaded.
-    del model.config.quantization_config  # pyright: ignore[reportAttributeAccessIssue]
+    del model.config.quantization_config
     model.config.name_or_path = base
-    model.hf_quantizer = None  # pyright: ignore[reportArgumentType]
-    model.is_quantized = False  # pyright: ignore[reportArgumentType]
+    model.hf_quantizer = None
+    model.is_quantized = False
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
 

@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rag_train.errors import UserError
 from rag_train.llm.base import Completion, EngineError, Sampling, TokenLogprob, Usage
@@ -124,8 +124,8 @@ class VLLMEngine:
             engine = AsyncLLM.from_engine_args(
                 AsyncEngineArgs(
                     model=model,
-                    max_model_len=max_context,  # pyright: ignore[reportArgumentType]
-                    dtype=dtype,  # pyright: ignore[reportArgumentType]
+                    max_model_len=max_context,  # pyrefly: ignore[bad-argument-type]
+                    dtype=dtype,  # pyrefly: ignore[bad-argument-type]
                     seed=seed,
                     kv_cache_memory_bytes=kv_cache_bytes or (2**30 if on_cpu else None),
                     enable_prefix_caching=True,
@@ -163,7 +163,7 @@ class VLLMEngine:
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         request = self._engine.generate(
-            {"prompt_token_ids": ids},  # pyright: ignore[reportArgumentType]
+            {"prompt_token_ids": ids},
             _sampling_params(sampling),
             request_id=f"r{next(self._ids)}",
             lora_request=await self._adapter(sampling.adapter) if sampling.adapter else None,
@@ -184,13 +184,7 @@ class VLLMEngine:
             usage=Usage(len(ids), len(output.token_ids)),
             stop=output.stop_reason if isinstance(output.stop_reason, str) else None,
             truncated=output.finish_reason == "length",
-            logprobs=tuple(
-                tuple(
-                    TokenLogprob(token, alternative.decoded_token or "", alternative.logprob)
-                    for token, alternative in sorted(alternatives.items(), key=lambda item: item[1].rank or 0)
-                )
-                for alternatives in output.logprobs or ()
-            ),
+            logprobs=tuple(map(_by_rank, output.logprobs or ())),
         )
 
     async def _adapter(self, directory: str) -> LoRARequest:
@@ -224,6 +218,12 @@ class VLLMEngine:
         self._engine.shutdown()
         # AsyncLLM's destructor would shut down again when the interpreter exits, which fails.
         self._engine.shutdown = lambda timeout=None: None
+
+
+def _by_rank(alternatives: Any) -> tuple[TokenLogprob, ...]:
+    """Return the alternatives for a token, the most probable first."""
+    ranked = sorted(alternatives.items(), key=lambda item: item[1].rank or 0)
+    return tuple(TokenLogprob(token, each.decoded_token or "", each.logprob) for token, each in ranked)
 
 
 def _sampling_params(sampling: Sampling):

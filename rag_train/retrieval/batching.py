@@ -100,7 +100,7 @@ class AsyncRetriever:
                     del self._waiting[key]
                 await self._search(batch, k)
         finally:
-            self._workers.discard(asyncio.current_task())  # pyright: ignore[reportArgumentType]
+            self._workers.discard(asyncio.current_task())
             if not self._workers:
                 for future in self._pending.values():  # not empty only if the event loop is shutting down
                     future.cancel()

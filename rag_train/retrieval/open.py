@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from rag_train.errors import UserError
 from rag_train.files import sha256
@@ -53,7 +53,7 @@ def open_reranker(place: str, model: str = "") -> Reranker:
     return CrossEncoderReranker(place)
 
 
-def index_corpus(kind: str, corpus: Path, output: str, progress: Callable[[int], None], **options: object) -> int:
+def index_corpus(kind: str, corpus: Path, output: str, progress: Callable[[int], None], **options: Any) -> int:
     """Index a corpus file into a directory, an Elasticsearch index or a Milvus collection.
 
     Args:
@@ -73,7 +73,7 @@ def index_corpus(kind: str, corpus: Path, output: str, progress: Callable[[int],
     if kind_of_place not in ("elastic", "milvus"):
         from rag_train.retrieval.index.open import build_index
 
-        return build_index(kind, corpus, Path(output), progress, **options)  # pyright: ignore[reportArgumentType]
+        return build_index(kind, corpus, Path(output), progress, **options)
     if kind != "bm25" or any(value not in (None, False, "", "Flat") for value in options.values()):
         raise UserError(f"index {output}: --kind and the options of dense are for directories; leave them out")
     if kind_of_place == "elastic":
@@ -99,10 +99,10 @@ def _open(specification: Specification) -> Retriever:
 
             return CachedRetriever(_open(inner), _cache_key(inner), file)
         case Combination(method, arguments, weights):
-            from rag_train.retrieval.fusion import FusedRetriever
+            from rag_train.retrieval.fusion import FusedRetriever, Method
 
             retrievers = [_open(argument) for argument in arguments]
-            return FusedRetriever(retrievers, method, weights)  # pyright: ignore[reportArgumentType]
+            return FusedRetriever(retrievers, cast(Method, method), weights)
 
 
 def _open_place(text: str) -> Retriever:
@@ -153,8 +153,8 @@ def _open_milvus(text: str) -> tuple[MilvusRetriever, Encoder]:
     if not collection or not uri or uri.endswith("/"):
         raise _error(text, "no collection", "write milvus://HOST:PORT/COLLECTION or milvus:FILE.db/COLLECTION")
     encoder = Encoder(family(options["encoder"]) if options.get("encoder") else EncoderConfig())
-    metric = options.get("metric", "ip")
-    return MilvusRetriever(uri, collection, encoder.encode_queries, metric), encoder  # pyright: ignore[reportArgumentType]
+    metric: Any = options.get("metric", "ip")
+    return MilvusRetriever(uri, collection, encoder.encode_queries, metric), encoder
 
 
 def _http_address(text: str) -> str:

@@ -207,7 +207,7 @@ class _Metrics(Collector):
 
 def _openapi(api: FastAPI) -> dict[str, Any]:
     """Return FastAPI's description of its endpoints, with the description of ``/search`` added."""
-    models = [(SearchRequest, "validation"), (SearchResponse, "serialization")]
+    models: list[Any] = [(SearchRequest, "validation"), (SearchResponse, "serialization")]
     schemas, shared = models_json_schema(models, ref_template="#/components/schemas/{model}")
     request, response = schemas.values()
     schema = get_openapi(title=api.title, version=api.version, description=api.description, routes=api.routes)

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -119,7 +120,8 @@ def _course(points: Sequence[tuple[float, float]]) -> tuple[Scale, Scale] | None
 def _scale(distribution: BaseDistribution, start: float, end: float) -> Scale | Choices:
     """Return the scale of a parameter."""
     if isinstance(distribution, CategoricalDistribution):
-        numbers = all(isinstance(choice, int | float) for choice in distribution.choices)
-        return Choices(sorted(distribution.choices) if numbers else list(distribution.choices), start, end)
+        choices: list[Any] = list(distribution.choices)
+        numbers = all(isinstance(choice, int | float) for choice in choices)
+        return Choices(sorted(choices) if numbers else choices, start, end)
     assert isinstance(distribution, IntDistribution | FloatDistribution)
     return Scale(distribution.low, distribution.high, start, end, distribution.log)

@@ -108,7 +108,7 @@ def _stored(
     tokenizer: PreTrainedTokenizerBase,
     max_tokens: int,
     chat: bool,
-) -> tuple[Dataset, Counter[str]]:
+) -> tuple[Any, Counter[str]]:
     """Return `stored_rows` with the token columns ``names``, keyed by all that determines a record's tokens."""
     columns = {name: TOKENS for name in names} | COUNTS
     settings = _settings(tokenizer, "sft" if kind is SFTRecord else "dpo", max_tokens, chat)

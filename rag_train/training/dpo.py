@@ -66,7 +66,7 @@ def dpo_trainer(
     assert settings is not None
     # Under FSDP, TRL 1.16 computes the reference before the first process has sent the others their weights.
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
-    losses = {settings.loss: 1.0}
+    losses: dict[str, float] = {settings.loss: 1.0}
     if noise := settings.label_smoothing:
         # The conservative loss (1 - e) l(x) + e l(-x), combined from two losses of TRL: l(x) and "robust", which is
         # [(1 - e) l(x) - e l(-x)] / (1 - 2 e).

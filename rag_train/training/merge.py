@@ -35,7 +35,7 @@ def load_merged(model: str, adapter: str, dtype: str = "auto") -> PreTrainedMode
             f"adapter {adapter}: does not fit model {model} ({reason}); give the model that it was trained on "
             f"({config.base_model_name_or_path or 'adapter_config.json does not name it'})"
         ) from error
-    return adapted.merge_and_unload()  # pyright: ignore[reportCallIssue]
+    return adapted.merge_and_unload()
 
 
 def merge(model: str, adapter: str, output: Path, dtype: str = "auto") -> None:

@@ -164,7 +164,7 @@ class TokenColumn(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, i: int) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __getitem__(self, i: int) -> np.ndarray:  # pyrefly: ignore[bad-override]
         if not 0 <= i < self._count:
             raise IndexError(i)
         number = i if self._numbers is None else int(self._numbers[i])
@@ -195,7 +195,7 @@ class LazyRows(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        if not 0 <= number < self._count:
-            raise IndexError(number)
-        return self._row(number)
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        return self._row(index)

@@ -26,8 +26,8 @@ def test_builds_checks_and_splits_compound_questions(tmp_path: Path):
 
     def answer(prompt: str) -> str:
         if prompt.endswith("Output:\n"):
-            name = re.search(r"Title: (\w+)", prompt)[1]  # pyright: ignore
-            number = re.search(r"number (\d)", prompt)[1]  # pyright: ignore
+            name = re.search(r"Title: (\w+)", prompt)[1]
+            number = re.search(r"number (\d)", prompt)[1]
             value = "elsewhere" if number == "3" else f"value{number}"
             return json.dumps({"Question": f"What does {name} say in {number}?", "Answer": value})
         return " no" if "Bob" in prompt else " What does Ada say" + "".join(re.findall(r"in (\d)", prompt)) + "?"
@@ -35,8 +35,8 @@ def test_builds_checks_and_splits_compound_questions(tmp_path: Path):
     recipe = compound.CompoundRecipe(
         index="", model="t", output=str(tmp_path / "c.jsonl"), combinations=3, dev=0.4, test=0.0, instructions=False
     )
-    drawn = compound.entities([Passage(id="", title=name, text="") for name in names], recipe)  # pyright: ignore
-    teacher = Kit(Says(answer), AllPassages(), instructions=False)  # pyright: ignore
+    drawn = compound.entities([Passage(id="", title=name, text="") for name in names], recipe)
+    teacher = Kit(Says(answer), AllPassages(), instructions=False)
     summary = asyncio.run(compound.synthesize_with(recipe, drawn, teacher, {}))
     assert summary.rejected == {"answer not in the document": 1, "cannot be combined": 1}
     split = {entity.name: entity.split for entity in drawn}

@@ -32,8 +32,8 @@ def test_rejects_questions_that_leak_held_out_questions(tmp_path: Path):
     for leak, kept in (("text", 1), ("entity", 0)):
         recipe = PlanRAGRecipe(
             questions=[], index="", output=str(tmp_path / leak), held_out=[tmp_path / "held.jsonl"], leak=leak
-        )  # pyright: ignore
-        work = synthesize_with(planrag.FACTORY, recipe, [same, start], Found([]), None, {})  # pyright: ignore
+        )
+        work = synthesize_with(planrag.FACTORY, recipe, [same, start], Found([]), None, {})
         summary = asyncio.run(work)
         assert summary.rejected["held out (text)"] == 1
         assert summary.counts.get("shares an entity", 0) == kept == 1 - summary.rejected.get("held out (entity)", 0)

@@ -141,7 +141,7 @@ def test_pages_name_existing_commands() -> None:
         for match in re.finditer(r"rag-train ([a-z][a-z-]+)(?: ([a-z][a-z-]+))?", code(page))
     }
     assert len(named) > 40
-    commands: dict[str, Any] = get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    commands: dict[str, Any] = get_command(app).commands
     for page, name, sub in named:
         assert name in commands, f"{page}: rag-train {name}"
         if hasattr(commands[name], "commands"):

@@ -24,8 +24,8 @@ def test_sizes_of_vector_indexes_are_those_of_faiss(plans: ModuleType, monkeypat
     vectors = np.random.default_rng(0).standard_normal((5000, 32), dtype=np.float32)
     for kind, size in plans.vector_bytes(*vectors.shape).items():
         index = faiss.index_factory(vectors.shape[1], kind, faiss.METRIC_INNER_PRODUCT)
-        index.train(vectors)  # pyright: ignore[reportCallIssue]
-        index.add(vectors)  # pyright: ignore[reportCallIssue]
+        index.train(vectors)
+        index.add(vectors)
         assert len(faiss.serialize_index(index)) == pytest.approx(size, rel=0.01)
 
 

@@ -62,6 +62,6 @@ def test_sizes_are_those_of_the_classes_of_transformers(name: str, tmp_path: Pat
     """One model of each family, with two layers."""
     preset = PRESETS[name]
     hidden, _, *rest = preset.size
-    short = Preset(preset.hub, preset.family, (hidden, 2, *rest), preset.tied)  # pyright: ignore[reportArgumentType]
+    short = Preset(preset.hub, preset.family, (hidden, 2, *rest), preset.tied)
     counted = architecture(configuration(preset, 2, tmp_path))
     assert (counted.parameters, counted.linear) == (short.parameters(), short.linear())

@@ -44,7 +44,7 @@ def simulated(work: Coroutine[Any, Any, Any]) -> tuple[Any, float]:
 
 def four_calls(llm: Failing, depths: list[int]) -> Callable[[], Coroutine[Any, Any, list[str]]]:
     async def work() -> list[str]:
-        log = CallLog(llm)  # pyright: ignore[reportArgumentType]
+        log = CallLog(llm)
         texts = [(await log.complete("m", f"p{i}", Sampling())).text for i in range(4)]
         depths.append(call_depth.get())
         assert [call.order for call in log.calls] == [1, 2, 3, 4]
@@ -146,7 +146,7 @@ def test_only_plain_value_errors_of_an_engine_are_about_length(error: ValueError
             raise error
 
     with pytest.raises(raised) as caught:
-        simulated(CallLog(Refuses()).complete("m", "p", Sampling()))  # pyright: ignore[reportArgumentType]
+        simulated(CallLog(Refuses()).complete("m", "p", Sampling()))
     assert type(caught.value) is raised
 
 

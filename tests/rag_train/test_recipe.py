@@ -80,7 +80,7 @@ def refusal(recipe: TrainRecipe, processes: int) -> str | None:
 @given(st.integers(1, 200), st.integers(1, 40), st.integers(1, 32))
 def test_global_batch_holds_or_the_error_names_one_that_does(total: int, size: int, processes: int):
     keys = {"stage": "sft", "model": "m", "data": Path(__file__), "output_dir": "o", "lr": 1.0, "epochs": 1.0}
-    recipe = TrainRecipe(**keys, global_batch=total, batch_size=size)  # pyright: ignore
+    recipe = TrainRecipe(**keys, global_batch=total, batch_size=size)
     while (message := refusal(recipe, processes)) is not None:
         key, _, value = message.rpartition("set ")[2].partition("=")
         recipe = replace(recipe, **{key: int(value)})

@@ -76,8 +76,8 @@ def synthesize(place: Path, shard: Shard = WHOLE, kill: tuple[str, int] | None =
         random.seed()
         if kill:
             kill_at(*kill)
-        retriever = AsyncRetriever(OnePassage())  # pyright: ignore
-        asyncio.run(synthesize_with(recipe, Slow(0), retriever, questions, "", shard))  # pyright: ignore
+        retriever = AsyncRetriever(OnePassage())
+        asyncio.run(synthesize_with(recipe, Slow(0), retriever, questions, "", shard))
 
     process = multiprocessing.get_context("fork").Process(target=target)
     process.start()

@@ -23,4 +23,4 @@ QUESTION = Question(
 
 def kit(text: str | Callable[[str], str], passages: Sequence[Passage] = (FILM, MAN), **more) -> Kit:
     """A kit whose model answers every prompt with ``text``, and whose retriever always returns ``passages``."""
-    return Kit(Says(text), Found(passages), instructions=False, **more)  # pyright: ignore
+    return Kit(Says(text), Found(passages), instructions=False, **more)

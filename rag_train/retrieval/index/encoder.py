@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -200,4 +200,5 @@ def _save_bert(path: str, architecture: str, to: str) -> None:
     bert = BertModel(BertConfig(**settings), add_pooling_layer=False)
     bert.load_state_dict(encoder.bert_model.state_dict())
     bert.save_pretrained(to)
-    AutoTokenizer.from_pretrained(path).save_pretrained(to)
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    tokenizer.save_pretrained(to)

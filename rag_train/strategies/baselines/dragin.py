@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rag_train.errors import UserError
 from rag_train.formats import deeprag
@@ -71,7 +71,8 @@ class DRAGIN(Strategy):
         """Return the part of ``ahead`` before the token that triggers retrieval, and the query; "" if none does."""
         if not ahead.strip():
             return "", ""
-        seen = await self.kit.llm.inspect(prompt, ahead)  # pyright: ignore[reportAttributeAccessIssue]
+        llm: Any = self.kit.llm
+        seen = await llm.inspect(prompt, ahead)
         at = trigger(seen, prompt + ahead, self.threshold)
         if at is None:
             return "", ""

@@ -58,7 +58,8 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
         self._made: list[Rollout] = []
         # TRL weights and logs the difference between engine and trainer only for vLLM, by log-probabilities alone.
         # Before the rollouts of a step it calls `sync_weights`, which has nothing to do for a shared model.
-        self.use_vllm, self.vllm_generation, self._last_loaded_step = True, self, -1
+        own: Any = self
+        self.use_vllm, self.vllm_generation, self._last_loaded_step = True, own, -1
 
     def sync_weights(self) -> None:
         """Do nothing: the engine generates with the weights that are trained."""

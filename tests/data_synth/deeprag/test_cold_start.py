@@ -21,7 +21,7 @@ def example(answer: str, retrieve_share: float, *passages: Passage, question: Qu
     prompts: list[str] = []
     model = Says(lambda prompt: prompts.append(prompt) or answer)
     config = ColdStartConfig(retrieve_share=retrieve_share)
-    maker = ColdStart(model, Found(passages), config, [question], 2, 0)  # pyright: ignore
+    maker = ColdStart(model, Found(passages), config, [question], 2, 0)
     records, _ = asyncio.run(maker.examples(question, PROMPT))
     steps = [prompt for prompt in prompts if not prompt.endswith(f"{question.question}\nAnswer:")]
     return next((record for record in records if not record.task), None), steps
@@ -69,7 +69,7 @@ def test_step_without_the_answer_in_its_passages_is_answered_from_memory():
 
 
 def test_baselines_learn_from_the_own_direct_answer_and_from_passages_with_the_answer():
-    maker = ColdStart(Says("Utah"), Found([FILM, MAN]), ColdStartConfig(), [QUESTION], 2, 0)  # pyright: ignore
+    maker = ColdStart(Says("Utah"), Found([FILM, MAN]), ColdStartConfig(), [QUESTION], 2, 0)
     records, _ = asyncio.run(maker.examples(QUESTION, PROMPT))
     direct, rag = (record for record in records if record.task == "reader")
     assert direct.completion == rag.completion.replace("Nevada", "Utah") == "So the final answer is: Utah\n"

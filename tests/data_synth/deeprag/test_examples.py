@@ -25,7 +25,7 @@ PROMPT = "Question: Which?\n"
 
 def explore(seed: int) -> SearchResult:
     async def run() -> SearchResult:
-        searcher = TreeSearch(TreeModel(seed), AsyncRetriever(OnePassage()), SearchConfig())  # pyright: ignore
+        searcher = TreeSearch(TreeModel(seed), AsyncRetriever(OnePassage()), SearchConfig())
         return await searcher.explore(QUESTION, PROMPT)
 
     return asyncio.run(run())
@@ -62,7 +62,7 @@ def test_chains_of_thought_are_asked_for_as_at_inference():
         record = chain_record(QUESTION, result, read)
         assert record is not None
         llm = Replay({"Thought:": record.segments[1].text})
-        asyncio.run(build(strategy, Kit(llm, Found(passages), passages=1)).answer(QUESTION))  # pyright: ignore
+        asyncio.run(build(strategy, Kit(llm, Found(passages), passages=1)).answer(QUESTION))
         assert llm.asked == [record.prompt + record.segments[0].text]
         thought = " ".join(step.answer for step in result.best.steps)
         assert reader.parse(record.segments[1].text) == (thought, result.best.answer)
@@ -86,8 +86,8 @@ def test_chains_are_of_the_trajectories_of_stage_1(tmp_path: Path):
             stage=stage, questions=[], index="", model="tree", output=str(output), instructions=False
         )
         questions = [Question(id=str(i), question="q" * (i + 1), answers=["right"]) for i in range(12)]
-        retriever = AsyncRetriever(OnePassage())  # pyright: ignore
-        asyncio.run(synthesize_with(recipe, Trees(0), retriever, questions, ""))  # pyright: ignore
+        retriever = AsyncRetriever(OnePassage())
+        asyncio.run(synthesize_with(recipe, Trees(0), retriever, questions, ""))
         return [SFTRecord.model_validate_json(line) for line in output.read_text().splitlines()]
 
     trajectories, chains, with_passages = made("sft"), made("cot"), made("cot_retrieve")

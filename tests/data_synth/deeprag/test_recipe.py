@@ -77,6 +77,6 @@ def test_questions_that_leak_held_out_ones_are_rejected(tmp_path: Path):
     )
     other = Question(id="other", question="Who wrote Moby Dick?", answers=["Herman Melville"])
     llm = Says(" So the final answer is: Herman Melville\n")
-    work = synthesize_with(recipe, llm, Found([]), [QUESTION, other], "")  # pyright: ignore[reportArgumentType]
+    work = synthesize_with(recipe, llm, Found([]), [QUESTION, other], "")
     summary = asyncio.run(work)
     assert summary.rejected == {"held out (text)": 1} and summary.records == 1

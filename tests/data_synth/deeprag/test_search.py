@@ -25,7 +25,7 @@ def search(seed: int, config: SearchConfig, *, whole: bool = False):
 
     async def run():
         model = TreeModel(seed)
-        searcher = TreeSearch(model, AsyncRetriever(OnePassage()), config)  # pyright: ignore
+        searcher = TreeSearch(model, AsyncRetriever(OnePassage()), config)
         result = await (searcher.explore if whole else searcher.search)(QUESTION, PROMPT)
         return result, model
 
@@ -79,7 +79,7 @@ def test_verified_search_keeps_no_trajectory_that_is_right_by_luck():
     gold = GoldStep(subquery="What is the capital?", answer="It is Lima.", value="Lima")
 
     def kept(question: Question, *, verify: bool) -> str:
-        searcher = TreeSearch(Lucky(0), AsyncRetriever(OnePassage()), SearchConfig(verify=verify))  # pyright: ignore
+        searcher = TreeSearch(Lucky(0), AsyncRetriever(OnePassage()), SearchConfig(verify=verify))
         best = asyncio.run(searcher.search(question, PROMPT)).best
         assert best is not None
         return best.steps[0].answer
@@ -91,7 +91,7 @@ def test_verified_search_keeps_no_trajectory_that_is_right_by_luck():
 
 def test_keeps_lines_that_fit_no_format():
     async def run():
-        searcher = TreeSearch(Says("I think it is Lima."), AsyncRetriever(OnePassage()), SearchConfig())  # pyright: ignore
+        searcher = TreeSearch(Says("I think it is Lima."), AsyncRetriever(OnePassage()), SearchConfig())
         return await searcher.search(QUESTION, PROMPT)
 
     result = asyncio.run(run())
@@ -109,7 +109,7 @@ def test_guided_search_restricts_every_line_and_finds_the_same():
             return completion
 
     async def run(guided: bool):
-        searcher = TreeSearch(Guided(3), AsyncRetriever(OnePassage()), SearchConfig(guided=guided))  # pyright: ignore
+        searcher = TreeSearch(Guided(3), AsyncRetriever(OnePassage()), SearchConfig(guided=guided))
         return await searcher.search(QUESTION, PROMPT)
 
     free, guided = asyncio.run(run(False)), asyncio.run(run(True))
@@ -132,7 +132,7 @@ def test_a_branch_that_is_too_long_does_not_drop_the_others(seed: int, context: 
             return await super().complete(prompt, sampling)
 
     async def explore():
-        searcher = TreeSearch(Short(seed), AsyncRetriever(OnePassage()), SearchConfig())  # pyright: ignore
+        searcher = TreeSearch(Short(seed), AsyncRetriever(OnePassage()), SearchConfig())
         return await searcher.explore(QUESTION, PROMPT)
 
     found = list(leaves(asyncio.run(explore()).root))

@@ -46,7 +46,7 @@ def test_page_shows_trajectories_and_obeys_keys_and_filters(browser: Browser, sh
         PlanNode(id="Q1.2", question="b?"),
         PlanNode(id="Q2.1", question=INJECTION, parents=["Q1.1", "Q1.2"]),
     ]
-    step = Step(subquery=INJECTION, decision="retrieve", passages=[passage], answer=INJECTION, round=1, node="Q1.1")  # pyright: ignore
+    step = Step(subquery=INJECTION, decision="retrieve", passages=[passage], answer=INJECTION, round=1, node="Q1.1")
     llm_call = LLMCall(module=INJECTION, prompt_tokens=1234, completion_tokens=5)
     answered = Trajectory(
         question_id=INJECTION,
@@ -103,7 +103,7 @@ def test_page_shows_trajectories_and_obeys_keys_and_filters(browser: Browser, sh
 
 def test_page_shows_every_type_of_record(browser: Browser, show, tmp_path: Path):
     plan = json.dumps([{"id": "Q1.1", "question": "a?", "parents": []}, {"id": "Q2.1", "question": "b?", "parents": ["Q1.1"]}])  # fmt: skip  # noqa: E501
-    parametric = Step(subquery="Who?", decision="parametric", answer="Ann", retrieve_probability=0.25)  # pyright: ignore
+    parametric = Step(subquery="Who?", decision="parametric", answer="Ann", retrieve_probability=0.25)
     records = [
         example("1/plan", "Plan it", plan),
         example("2", "Split it", '{"thought": "so", "retrieve": true}'),

@@ -65,9 +65,9 @@ def test_independent_hops_share_a_round(world: World):
 
 
 def test_keeps_only_trajectories_with_a_correct_answer():
-    wrong = asyncio.run(dualrag.outcome(QUESTION, recipe(), Found([FILM]), kit(teacher("Ohio"))))  # pyright: ignore
+    wrong = asyncio.run(dualrag.outcome(QUESTION, recipe(), Found([FILM]), kit(teacher("Ohio"))))
     assert not wrong.records and [rejected.reason for rejected in wrong.rejected] == ["wrong answer"]
-    right = asyncio.run(dualrag.outcome(QUESTION, recipe(), Found([FILM]), kit(teacher("nv"))))  # pyright: ignore
+    right = asyncio.run(dualrag.outcome(QUESTION, recipe(), Found([FILM]), kit(teacher("nv"))))
     assert right.counts["right"] == 1 and right.counts["engine_calls"] == len(right.records)
     assert {task: len(records) for task, records in by_task(right).items()} == {
         "dualrag_reason": 3,
@@ -89,7 +89,7 @@ def test_judge_accepts_a_correct_answer_in_other_words():
 
     def counts(answer: str) -> dict[str, int]:
         llm = kit(judging(answer))
-        return asyncio.run(dualrag.outcome(QUESTION, recipe(judge=True), Found([FILM]), llm)).counts  # pyright: ignore
+        return asyncio.run(dualrag.outcome(QUESTION, recipe(judge=True), Found([FILM]), llm)).counts
 
     assert counts("in the state of Nevada")["right by the judge"] == 1
     assert counts("NV")["right"] == 1 and counts("NV")["right by the judge"] == 0
@@ -123,7 +123,7 @@ def test_a_role_of_the_teacher_can_have_a_model_of_its_own(monkeypatch: pytest.M
 
 
 def test_links_entities_and_repairs_summaries():
-    outcome = asyncio.run(dualrag.outcome(QUESTION, recipe(), Found([]), kit(teacher("Nevada"))))  # pyright: ignore
+    outcome = asyncio.run(dualrag.outcome(QUESTION, recipe(), Found([]), kit(teacher("Nevada"))))
     first, second = (format.IDENTIFY.parse(r.segments[-1].text) for r in by_task(outcome)["dualrag_identify"])
     assert first == [Entity(entity="Moby Dick", queries=["who directed it", "director"])]
     assert second == [Entity(entity="John Huston", queries=["born"])]
@@ -140,7 +140,7 @@ def test_links_entities_and_repairs_summaries():
 def test_drops_invented_summaries_and_writes_only_the_chosen_capabilities():
     inventing = teacher("Nevada", summary="It was directed by John Huston in Ohio in 1999.")
     summaries = recipe(capabilities=["summaries"])
-    outcome = asyncio.run(dualrag.outcome(QUESTION, summaries, Found([]), kit(inventing)))  # pyright: ignore
+    outcome = asyncio.run(dualrag.outcome(QUESTION, summaries, Found([]), kit(inventing)))
     assert by_task(outcome).keys() == {"dualrag_summarize"} and len(outcome.records) == 1
     assert [rejected.reason for rejected in outcome.rejected] == ["made up"]
 
@@ -175,7 +175,7 @@ def test_the_linker_links_entities_and_the_kits_reranker_ranks_passages(monkeypa
     linker, reranker = Constant(0.2), Constant(0.5)
     monkeypatch.setattr(dualrag, "_cross_encoder", lambda model: linker)
     llm = kit(teacher("Nevada"), reranker=reranker)
-    outcome = asyncio.run(dualrag.outcome(QUESTION, recipe(linker="l"), Found([]), llm))  # pyright: ignore
+    outcome = asyncio.run(dualrag.outcome(QUESTION, recipe(linker="l"), Found([]), llm))
     assert outcome.counts["similarity 0.2"] == 2 and not outcome.rejected
     assert ("Moby Dick", " moby dick.".strip()) in [pair[::-1] for pair in linker.pairs]
     assert all("Moby Dick" in text or "John Huston" in text for _, text in reranker.pairs) and reranker.pairs
@@ -184,7 +184,7 @@ def test_the_linker_links_entities_and_the_kits_reranker_ranks_passages(monkeypa
 def test_later_prompts_have_linked_names_and_repaired_summaries():
     """The teacher names the film twice and says nothing about it."""
     silent = teacher("Nevada", summary="nothing")
-    outcome = asyncio.run(dualrag.outcome(QUESTION, recipe(), Found([]), kit(silent)))  # pyright: ignore
+    outcome = asyncio.run(dualrag.outcome(QUESTION, recipe(), Found([]), kit(silent)))
     prompts = [record.prompt for record in by_task(outcome)["dualrag_reason"]]
     assert "Knowledge: Moby Dick: It was directed by John Huston.\n" in prompts[1]
     assert not any("moby dick." in prompt for prompt in prompts)

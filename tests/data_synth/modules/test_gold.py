@@ -126,7 +126,7 @@ def test_hops_in_shorthand_and_unknowable_targets_are_left_out_and_counted():
         recipe: Any = factory.recipe(questions=[], index="", output="", instructions=False)
         marks = {hanrag.ROUTED: ["", "0"], hanrag.JUDGED: [0]}
         shorthand, unknown = (
-            asyncio.run(factory.outcome(q.model_copy(update={"metadata": marks}), recipe, Found([FILM, MAN]), None))  # pyright: ignore
+            asyncio.run(factory.outcome(q.model_copy(update={"metadata": marks}), recipe, Found([FILM, MAN]), None))
             for q in (SHORTHAND, unknowable)
         )
         assert not shorthand.records and [item.reason for item in shorthand.rejected] == ["hop in shorthand"]

@@ -38,7 +38,7 @@ def test_draws_routes_from_all_sources_and_takes_the_teachers_relevance_judgemen
     )
     questions = hanrag.routed_questions(recipe)
     retriever = Found([FILM, MAN])
-    summary = asyncio.run(synthesize_with(hanrag.FACTORY, recipe, questions, retriever, teacher, {}))  # pyright: ignore
+    summary = asyncio.run(synthesize_with(hanrag.FACTORY, recipe, questions, retriever, teacher, {}))
     records = read_records(tmp_path / "out.jsonl", SFTRecord)
     routed = [r.segments[-1].text.strip() for r in records if r.task == "hanrag_route"]
     assert Counter(routed) == {
@@ -63,7 +63,7 @@ def test_passages_are_drawn_before_they_are_judged(tmp_path: Path):
             questions=[write(tmp_path / "q.jsonl", [QUESTION])], index="", output="", model="t", relevance=relevance
         )
         [question] = hanrag.routed_questions(recipe)
-        made = asyncio.run(hanrag.outcome(question, recipe, Found(passages), kit(" true", passages)))  # pyright: ignore
+        made = asyncio.run(hanrag.outcome(question, recipe, Found(passages), kit(" true", passages)))
         assert made.counts["engine_calls"] == made.counts["judged"] == judged
 
 
@@ -90,7 +90,7 @@ def test_a_teacher_writes_out_shorthand(written: str, taken: bool):
     question = QUESTION.model_copy(update={"question": "Who made A1?", "decomposition": [step], "metadata": marks})
     recipe = HANRAGRecipe(questions=[], index="", output="", model="t", instructions=False)
     llm = kit(f" {written.replace('A', 'A1')}\n")
-    made = asyncio.run(hanrag.outcome(question, recipe, Found([FILM]), llm))  # pyright: ignore
+    made = asyncio.run(hanrag.outcome(question, recipe, Found([FILM]), llm))
     assert [item.reason for item in made.rejected] == ([] if taken else ["hop in shorthand"])
     assert made.counts["engine_calls"] == 1
     refined = [record.completion for record in made.records if record.task == "hanrag_refine"]

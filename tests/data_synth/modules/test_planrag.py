@@ -55,7 +55,7 @@ def test_makes_no_examples_of_a_plan_with_too_many_nodes():
 def test_teacher_plans_are_repaired_or_rejected_with_a_reason():
     def outcome(text: str):
         recipe = PlanRAGRecipe(questions=[], index="", output="", model="t", instructions=False)
-        return asyncio.run(planrag.outcome(QUESTION, recipe, Found([]), kit(text)))  # pyright: ignore
+        return asyncio.run(planrag.outcome(QUESTION, recipe, Found([]), kit(text)))
 
     good = '[{"id":"Q1.1","question":"Who directed Moby Dick?"},{"id":"Q2.1","question":"Where was <A1.1> born?"}]'
     [record] = outcome(good).records

@@ -62,7 +62,7 @@ def synthesize(output: Path, outcome) -> Summary:
     questions = [Question(id=f"q{i}", question=f"Who is {i}?", answers=["a"]) for i in range(3)]
     factory: Factory = replace(FACTORIES["planrag"], outcome=outcome)
     recipe = GoldRecipe(questions=[], index="", output=str(output))
-    return asyncio.run(synthesize_with(factory, recipe, questions, None, None, {}))  # pyright: ignore
+    return asyncio.run(synthesize_with(factory, recipe, questions, None, None, {}))
 
 
 def test_an_outage_rejects_nothing(tmp_path: Path):

@@ -64,7 +64,7 @@ def test_commands_name_what_exists(kind: str):
     key = "stage" if kind in STRATEGIES or kind == "cot" else "method"
     settings = {key: kind, "model": "m"} if kind else {}
     commands = after_synthesis(Path("d.jsonl"), settings) + after_training(Path("m"), True, settings)
-    known = get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    known = get_command(app).commands
     for command in texts(commands + after_evaluation(Path("e")) + before_chat(Path("runs"))):
         words = shlex.split(command)
         assert words[0] == "rag-train" and words[1] in known

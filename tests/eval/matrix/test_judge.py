@@ -57,7 +57,7 @@ def test_an_outage_is_no_verdict(tmp_path: Path) -> None:
         return "yes"
 
     with pytest.raises(OpenItems, match="2 of 3 questions done, 1 open"):
-        asyncio.run(judge_answers(Says(judge), answers, tmp_path / "v.jsonl"))  # pyright: ignore[reportArgumentType]
-    asyncio.run(judge_answers(Says("no"), answers, tmp_path / "v.jsonl"))  # pyright: ignore[reportArgumentType]
+        asyncio.run(judge_answers(Says(judge), answers, tmp_path / "v.jsonl"))
+    asyncio.run(judge_answers(Says("no"), answers, tmp_path / "v.jsonl"))
     verdicts = [verdict.right for verdict in read_records(tmp_path / "v.jsonl", JudgeVerdict)]
     assert verdicts == [None, False, True]

@@ -112,10 +112,10 @@ def test_interrupted_run_ends_with_the_same_files(started: FakeEngine, tmp_path:
         return FakeEngine._answer(started, prompt)
 
     patched = started._answer
-    started._answer = answer  # pyright: ignore[reportAttributeAccessIssue]
+    started._answer = answer
     with pytest.raises((Killed, BaseExceptionGroup)):
         evaluate(tmp_path / "killed", asked)
-    started._answer = patched  # pyright: ignore[reportAttributeAccessIssue]
+    started._answer = patched
     evaluate(tmp_path / "killed", asked)
     assert len(started.prompts) < 2 * 16, "finished questions are not asked again"
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
@@ -143,7 +143,7 @@ def test_questions_that_an_engine_fails_on_stay_open_and_are_asked_again(
             raise EngineError("no answer")
         return works(prompt)
 
-    started._answer = fail_at_the_end  # pyright: ignore[reportAttributeAccessIssue]
+    started._answer = fail_at_the_end
     with pytest.raises(OpenItems, match=r"a/ircot/d/r/0: .*: 1 of 2 questions done, 1 open \(no answer\); give"):
         evaluate(tmp_path / "open", asked, strategies=["ircot"])
     (partial,) = (tmp_path / "open" / "answers").rglob("*.partial")
@@ -151,7 +151,7 @@ def test_questions_that_an_engine_fails_on_stay_open_and_are_asked_again(
     (trajectory,) = line["records"]
     assert line["error"] == trajectory["error"] == "no answer"
     assert line["counts"]["engine_calls"] == len(trajectory["calls"]) == 2 and len(trajectory["steps"]) == 2
-    started._answer = works  # pyright: ignore[reportAttributeAccessIssue]
+    started._answer = works
     before = len(started.prompts)
     evaluate(tmp_path / "open", asked, strategies=["ircot"])
     assert all("number 2" in prompt for prompt in started.prompts[before:]), "only the open question is asked"
@@ -174,7 +174,7 @@ def test_a_prompt_that_is_too_long_is_an_answer_with_an_error(started: FakeEngin
             raise ValueError("too long")
         return FakeEngine._answer(started, prompt)
 
-    started._answer = answer  # pyright: ignore[reportAttributeAccessIssue]
+    started._answer = answer
     (cell,) = evaluate(tmp_path, {"d": numbered(0, 2)}, strategies=["direct"])
     assert cell.summary.errors == 1 and cell.summary.em.mean == 0.5
     assert [t.error for t in read_cell(tmp_path, cell)[1]] == [None, "too long"]

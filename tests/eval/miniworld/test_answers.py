@@ -34,7 +34,7 @@ class FakeLab:
         self.served: list[str] = []
 
     def kit(self, llm, models=None) -> Kit:
-        return Kit(llm, Found(), instructions=False, models=models or {})  # pyright: ignore[reportArgumentType]
+        return Kit(llm, Found(), instructions=False, models=models or {})
 
     @asynccontextmanager
     async def serve(self, model: Path):
@@ -64,7 +64,7 @@ REQUESTS = {
 
 
 def test_serves_each_pair_of_models_once_and_answers_in_order(lab: FakeLab):
-    trajectories = asyncio.run(ask(lab, REQUESTS))  # pyright: ignore[reportArgumentType]
+    trajectories = asyncio.run(ask(lab, REQUESTS))
     assert lab.served == ["base", "taught", "base", "student"]
     assert trajectories.keys() == REQUESTS.keys()
     for request, asked in REQUESTS.items():
@@ -73,7 +73,7 @@ def test_serves_each_pair_of_models_once_and_answers_in_order(lab: FakeLab):
 
 
 def test_answered_questions_start_no_engine(lab: FakeLab):
-    first = asyncio.run(ask(lab, REQUESTS))  # pyright: ignore[reportArgumentType]
+    first = asyncio.run(ask(lab, REQUESTS))
     lab.served.clear()
-    again = asyncio.run(ask(lab, REQUESTS))  # pyright: ignore[reportArgumentType]
+    again = asyncio.run(ask(lab, REQUESTS))
     assert again == first and lab.served == []

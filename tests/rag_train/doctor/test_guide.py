@@ -37,7 +37,7 @@ def test_commands_exist_and_recipes_take_their_keys(name: str, tmp_path: Path, m
     (tmp_path / "data.jsonl").touch()
     blocks = re.findall(r"```\n(.*?)```", guide(devices), re.DOTALL)
     commands = [shlex.split(line) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    known = set(get_command(app).commands)  # pyright: ignore[reportAttributeAccessIssue]
+    known = set(get_command(app).commands)
     assert {words[1] for words in commands if words[0] == "rag-train"} <= known
     trained = [words for words in commands if "rag_train.train" in words or words[1] == "train"]
     assert len(trained) == 2 and all(

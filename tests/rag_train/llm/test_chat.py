@@ -112,7 +112,7 @@ def test_a_continued_turn_is_the_assistants_only_where_the_server_continues_it()
 
 
 def test_a_question_cannot_begin_the_assistants_turn():
-    turn = as_turn(ChatTokenizer(), f"Question: x{TURN}Answer: y")  # pyright: ignore[reportArgumentType]
+    turn = as_turn(ChatTokenizer(), f"Question: x{TURN}Answer: y")
     assert turn == f"Question: x Answer: y{TURN}"
 
 

@@ -24,7 +24,7 @@ NOTHING = Found([])
 
 def answer(spec: str, llm: Says | Replay, found: Found = NOTHING) -> Trajectory:
     kinds = dict.fromkeys(("sparse", "dense", "web"), found)
-    return asyncio.run(build(spec, Kit(llm, found, instructions=False, retrievers=kinds)).answer(ASKED))  # pyright: ignore
+    return asyncio.run(build(spec, Kit(llm, found, instructions=False, retrievers=kinds)).answer(ASKED))
 
 
 class Tokens(Says):
@@ -93,7 +93,7 @@ def test_dragin_goes_on_from_the_token_that_triggers():
         entropy = tuple(9.0 if token == "Bob." else 0.0 for token in tokens[start:])
         return Inspection(tokens, start, spans, entropy, torch.ones(len(tokens), len(tokens)))
 
-    llm.inspect = inspect  # pyright: ignore[reportAttributeAccessIssue]
+    llm.inspect = inspect
     got = answer("dragin,max_sentences=1", llm, Found(PASSAGES))
     assert got.reasoning == "It was Ada." and got.retrievals == 1 and got.answer == "Ada"
 
@@ -139,7 +139,7 @@ def test_react_takes_what_is_in_the_brackets(line: str, argument: str):
 
 
 def test_fireact_has_no_example():
-    kit = Kit(llm := Replay({"Thought 1:": " so\nAction 1: Finish[Ada]"}), NOTHING)  # pyright: ignore
+    kit = Kit(llm := Replay({"Thought 1:": " so\nAction 1: Finish[Ada]"}), NOTHING)
     assert asyncio.run(build("fireact", kit).answer(ASKED)).answer == "Ada"
     assert llm.asked == ["Question: Who?\nThought 1:"]
 
@@ -154,7 +154,7 @@ def test_qd_rag_asks_an_undecomposed_question_once():
 
 def test_qd_rag_answers_with_its_own_instruction():
     llm = Replay({"Subqueries:\n": '["Where?"]', "Generation:\n": '{"Response": "Ada"}'})
-    got = asyncio.run(build("qd-rag", Kit(llm, Found(PASSAGES))).answer(ASKED))  # pyright: ignore
+    got = asyncio.run(build("qd-rag", Kit(llm, Found(PASSAGES))).answer(ASKED))
     assert [call.module for call in got.calls] == ["qd_rag", "qd_rag_answer", "qd_rag_answer"]
     assert not any("your own knowledge" in prompt for prompt in llm.asked)  # as PlanRAG's generator may use
 
@@ -173,9 +173,9 @@ class Slow(Says):
 
 
 def test_independent_work_runs_at_the_same_time():
-    kit = Kit(Slow(" no"), Found(PASSAGES, 1.0), instructions=False)  # pyright: ignore[reportArgumentType]
+    kit = Kit(Slow(" no"), Found(PASSAGES, 1.0), instructions=False)
     assert elapsed(build("uar", kit).answer(ASKED)) == 2.0  # four probes at once, and the answer
-    kit = Kit(Slow("[]"), Found(PASSAGES, 1.0), instructions=False)  # pyright: ignore[reportArgumentType]
+    kit = Kit(Slow("[]"), Found(PASSAGES, 1.0), instructions=False)
     assert elapsed(build("planrag-question", kit).answer(ASKED)) == 2.0  # the search during the planning
 
 
@@ -203,7 +203,7 @@ def test_auto_rag_stops_after_the_rounds_of_the_authors_code():
 
 def test_cot_retrieve_shows_the_eight_examples_of_cot_and_the_passages():
     llm = Replay({"Thought:": " t\nSo the final answer is: x\n"})
-    got = asyncio.run(build("cot-retrieve", Kit(llm, Found(PASSAGES))).answer(ASKED))  # pyright: ignore
+    got = asyncio.run(build("cot-retrieve", Kit(llm, Found(PASSAGES))).answer(ASKED))
     [prompt] = llm.asked
     examples, _, rest = prompt.partition("Context: ")
     assert examples.count("\nQuestion: ") == 8 and "Context:" in rest
@@ -213,7 +213,7 @@ def test_cot_retrieve_shows_the_eight_examples_of_cot_and_the_passages():
 def test_chatqa_reads_five_passages_in_its_turns():
     passages = [Passage(id=str(i), title=f"T{i}", text=f"Text {i}.") for i in range(9)]
     llm = Replay({"Assistant:": " x\nUser: more"})
-    got = asyncio.run(build("chatqa", Kit(llm, Found(passages))).answer(ASKED))  # pyright: ignore
+    got = asyncio.run(build("chatqa", Kit(llm, Found(passages))).answer(ASKED))
     [prompt] = llm.asked
     system, *context, user, assistant = prompt.split("\n\n")
     assert system.startswith("System: ") and (user, assistant) == ("User: Who?", "Assistant:")

@@ -21,7 +21,7 @@ PLAN.append({"id": "Q2.1", "question": " ".join(f"<A1.{i}>" for i in range(1, 6)
 
 def answer(spec: str, llm: Says | Replay, found: Found) -> Trajectory:
     kinds = dict.fromkeys(("sparse", "dense", "web"), found)
-    kit = Kit(llm, found, instructions=False, retrievers=kinds)  # pyright: ignore[reportArgumentType]
+    kit = Kit(llm, found, instructions=False, retrievers=kinds)
     return asyncio.run(build(spec, kit).answer(ASKED))
 
 

@@ -42,7 +42,7 @@ class Writes(Says):
 
 def answer(spec: str, *texts: str) -> tuple[Trajectory, Found]:
     found = Found([Passage(id="p", title="T", text="Text.")])
-    kit = Kit(Writes(list(texts)), found, instructions=False)  # pyright: ignore[reportArgumentType]
+    kit = Kit(Writes(list(texts)), found, instructions=False)
     return asyncio.run(build(spec, kit).answer(Question(id="q", question="Who?", answers=["x"]))), found
 
 
@@ -97,7 +97,7 @@ def test_a_guided_controller_keeps_to_the_grammar(data: st.DataObject):
             head, search, _ = text.partition(SEARCH)
             return replace(completion(head, sampling), text=head, stop=search or None)
 
-    kit = Kit(Guided(""), Found([Passage(id="p", title="T", text="Text.")]), instructions=False)  # pyright: ignore
+    kit = Kit(Guided(""), Found([Passage(id="p", title="T", text="Text.")]), instructions=False)
     question = Question(id="q", question="Who?", answers=["x"])
     got = asyncio.run(build("deeprag,guided=true,max_steps=4", kit).answer(question))
     assert got.answer and all(step.subquery and step.answer for step in got.steps)

@@ -183,7 +183,7 @@ def test_every_strategy_gives_work_to_all_of_its_roles_and_to_no_other(cls: type
     for spec, seed in product((spec for spec, (its, _) in STRATEGIES.items() if its is cls), range(4)):
         llm = HostileModel("obedient", seed)
         kinds = dict.fromkeys(RETRIEVER_KINDS, retriever)
-        opened = Kit(llm, retriever, instructions=False, models=roles, retrievers=kinds)  # pyright: ignore
+        opened = Kit(llm, retriever, instructions=False, models=roles, retrievers=kinds)
         trajectory = asyncio.run(build(spec, opened).answer(ASKED))
         assert "budget" not in trajectory.notes
     assert roles.asked - {""} == set(cls.roles)
@@ -191,6 +191,6 @@ def test_every_strategy_gives_work_to_all_of_its_roles_and_to_no_other(cls: type
 
 def test_the_reader_answers_and_the_main_model_does_the_rest() -> None:
     main, reader = Says("yes"), Says("Nevada")
-    opened = Kit(main, Found([]), instructions=False, models={"reader": reader})  # pyright: ignore
+    opened = Kit(main, Found([]), instructions=False, models={"reader": reader})
     trajectory = asyncio.run(build("rag", opened).answer(ASKED))
     assert trajectory.answer == "Nevada"

@@ -150,7 +150,7 @@ def test_packing_keeps_no_tokens():
 
     count = 64 * OPEN_ROWS
     tracemalloc.start()
-    packed = pack(LazyRows(count, sequence), 1200, 0)  # pyright: ignore[reportArgumentType]
+    packed = pack(LazyRows(count, sequence), 1200, 0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert sum(map(len, packed)) == count

@@ -207,7 +207,7 @@ def test_tree_layout_trains_as_trl_does(work: Path, tmp_path: Path, keys: dict):
     results = {}
     for layout in ("pairs", "tree"):
         recipe = recipe_in(work, tmp_path / layout, stage="dpo", epochs=8, lr=1e-3, batch_size=8, precision="fp32")
-        results[layout] = train(replace(recipe, dpo=DPORecipe(layout=layout, **keys)))  # pyright: ignore
+        results[layout] = train(replace(recipe, dpo=DPORecipe(layout=layout, **keys)))
     pairs, tree = results["pairs"], results["tree"]
     for theirs, ours in zip(pairs.losses, tree.losses, strict=True):
         for name in ("loss", "rewards/margins", "learning_rate"):

@@ -49,7 +49,7 @@ class Writes:
 def sample(first: str, n: int = 1, limit: int = 10**6, **keys: Any) -> tuple[list[Rollout], Writes, Found]:
     engine, found = Writes(first, limit), Found([Passage(id="p", title="T", text="He is of Rome.")])
     recipe = RLRecipe(index="", instructions=False, **keys)
-    rollouts = Rollouts(recipe, engine, found, 999)  # pyright: ignore[reportArgumentType]
+    rollouts = Rollouts(recipe, engine, found, 999)
     return asyncio.run(rollouts.sample([QUESTION] * n, "seed")), engine, found
 
 
@@ -89,7 +89,7 @@ def test_a_transcript_without_a_decision_has_no_branch():
 
 
 def test_a_search_costs_one_call_more_than_no_search():
-    strategy = DeepRAG(Kit(Writes(""), Found([]), instructions=False))  # pyright: ignore[reportArgumentType]
+    strategy = DeepRAG(Kit(Writes(""), Found([]), instructions=False))
     step = Step(subquery="What?", decision=Decision.RETRIEVE, passages=[Passage(id="p", text="x")], answer="y")
     done = {d: asyncio.run(strategy.branch(QUESTION, [step], "Who?", d)) for d in Decision}
     assert [len(done[d].calls) for d in (Decision.RETRIEVE, Decision.PARAMETRIC)] == [2, 1]
