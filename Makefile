@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
+# Compiling the tests takes longer than most of them: Python keeps the compiled files, also where it is told not to.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo demo-seeds atlas-seeds real strategies teacher-data fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-hostile bench-memory bench-retrieval retrievers attack audit lock docs clean bench-scale first-hour first-lines notebook
 
@@ -16,7 +18,7 @@ help:
 	@echo "make attack          attacks on builds, strangers' files and the services: minutes, loopback only"
 	@echo "make audit           known vulnerabilities of the locked packages (asks a public service)"
 	@echo "make lock            requirements.lock from the packages in .venv"
-	@echo "make check           lint, types and the fast tests (three minutes)"
+	@echo "make check           lint, types and the fast tests (about a minute)"
 	@echo "make test            lint, types and tests"
 	@echo "make test-release    the longest tests: more processes, more engines, whole how-tos"
 	@echo "make docs            the documentation in build/docs, with its links checked"
