@@ -5,7 +5,7 @@ export TOKENIZERS_PARALLELISM := false
 # Compiling the tests takes longer than most of them: Python keeps the compiled files, also where it is told not to.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-seeds atlas-seeds real strategies teacher-data fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-resume bench-outage bench-training bench-hostile bench-memory bench-retrieval retrievers attack audit lock docs clean bench-scale first-hour first-lines notebook
+.PHONY: help demo demo-seeds atlas-seeds real strategies teacher-data fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-rollouts bench-resume bench-outage bench-training bench-hostile bench-memory bench-retrieval retrievers attack audit lock docs clean bench-scale first-hour first-lines notebook
 
 help:
 	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench-outage    an evaluation whose services are killed and answer nonsense: the answers stay the same"
 	@echo "make bench-hostile   most calls and retrievals of every strategy against hostile models"
 	@echo "make bench-memory    the memory estimate of training compared with measured peaks"
+	@echo "make bench-rollouts  Stage III's rollouts compared with one batch, and the shares of a step"
 	@echo "make bench-training  calibration and imitation on trees compared with TRL's trainers"
 	@echo "make notebook        the notebook of the documentation, run anew"
 	@echo "make first-hour      the commands of a newcomer's first hour, timed, in an empty folder"
@@ -114,6 +115,9 @@ bench-runtime: .venv/.ready
 
 bench-synthesis: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.synthesis
+
+bench-rollouts: .venv/.ready
+	$(BIN)/python -m rag_train.eval.benchmarks.rollouts
 
 bench-resume: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.resume

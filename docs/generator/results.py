@@ -516,6 +516,22 @@ def runtime_table() -> str:
     return table(["strategy", "over one batch", "over one question at a time", "repetitions"], rows, "l")
 
 
+def rollouts_table() -> str:
+    """Return the throughput of Stage III's engines and the parts of a step."""
+    found = load("bench_rollouts")
+    rows = [
+        [
+            f"`{name}`",
+            *(spread(row["tokens_per_second"][kind], 0) for kind in ("rollouts", "batch")),
+            f"{number(row['ratio'])} [{number(row['ratio_range'][0])}, {number(row['ratio_range'][1])}]",
+            *(number(row["seconds"][part]) for part in ("rollouts", "update", "training")),
+        ]
+        for name, row in found["engines"].items()
+    ]
+    heads = ["engine", "rollouts, tokens/s", "one batch, tokens/s", f"ratio (goal: at least {found['wanted']})"]
+    return table([*heads, "rollouts, s", "weights, s", "training, s"], rows, "l")
+
+
 def outage_table() -> str:
     data = load("bench_outage")
     calm, disturbed = data["answers"]["undisturbed"], data["answers"]["disturbed"]
@@ -746,7 +762,7 @@ FUNCTIONS = {
         hipporag_table,
         hostile_table, load, outage_table, overhead_table, protocol_margins, provenance, reproduction,
         reproduction_status, retrieval_speed_table, retrievers_table, router_accuracy, runtime, runtime_reach,
-        runtime_table, scale_runner_table, scale_training_table, shortfalls, strategies_table,
+        rollouts_table, runtime_table, scale_runner_table, scale_training_table, shortfalls, strategies_table,
         teacher_ablations, teacher_claims, teacher_counts, teacher_table, test_runs, training_speed,
         training_table, number, percent, spread, min, max, median, sum,
     )

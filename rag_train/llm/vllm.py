@@ -29,11 +29,7 @@ MAX_LORAS = 4
 
 
 class VLLMEngine:
-    """An ``LLM`` over vLLM's ``AsyncLLM``. One engine serves one model and its LoRA adapters at the same time.
-
-    The weights cannot be replaced while the engine runs: on CPUs, ``reload_weights`` of vLLM 0.32 keeps the old
-    output layer if that layer is tied to the embeddings.
-    """
+    """An ``LLM`` over vLLM's ``AsyncLLM``. One engine serves one model and its LoRA adapters at the same time."""
 
     def __init__(
         self,
@@ -68,6 +64,7 @@ class VLLMEngine:
         max_sequences: int = 256,
         tokenizer: str | None = None,
         thinking: bool | None = None,
+        reloads: bool = False,
     ) -> VLLMEngine:
         """Load ``model`` and start its engine. Call this method inside a running event loop.
 
@@ -86,6 +83,8 @@ class VLLMEngine:
             max_sequences: maximum number of calls that are computed at the same time.
             tokenizer: directory or hub name of the tokenizer; None for the model's own.
             thinking: see `load_tokenizer`.
+            reloads: whether the engine samples for a training: `load` can replace its weights, and
+                log-probabilities are those at the sampling temperature.
 
         Raises:
             UserError: if ``model`` is not a valid checkpoint, vLLM is not installed or does not start, or
@@ -141,6 +140,8 @@ class VLLMEngine:
                     tensor_parallel_size=tensor_parallel,
                     gpu_memory_utilization=gpu_memory or AsyncEngineArgs.gpu_memory_utilization,
                     tokenizer=tokenizer,
+                    worker_extension_cls="rag_train.llm.reload.Reload" if reloads else "",
+                    logprobs_mode="processed_logprobs" if reloads else "raw_logprobs",
                     disable_log_stats=True,
                     enable_log_requests=False,
                 )
@@ -151,6 +152,11 @@ class VLLMEngine:
     async def reset(self) -> None:
         """Clear the prefix cache. No call may be in flight."""
         await self._engine.reset_prefix_cache()
+
+    async def load(self, directory: Path) -> None:
+        """Replace the weights by those of a checkpoint of the same architecture. No call may be in flight."""
+        await self._engine.collective_rpc("load_checkpoint", args=(str(directory),))
+        await self.reset()
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
         """Continue ``prompt``; see `LLM.complete`. Raises UserError if the engine cannot serve the adapter."""

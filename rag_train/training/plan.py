@@ -233,6 +233,8 @@ def plan(recipe: TrainRecipe, rows: Dataset, report: DataReport, device: Device 
     settled, model = recipe.on(sharding.processes), architecture(recipe.model)
     passes = epoch(settled, rows)
     gpu = device is not None or torch.cuda.is_available()
+    if gpu and recipe.rl and recipe.rl.engine == "vllm":
+        available *= 1 - recipe.rl.gpu_memory
     return Plan(
         recipe=settled,
         model=model,

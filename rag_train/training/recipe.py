@@ -110,6 +110,11 @@ class RLRecipe:
     times gradient_accumulation, or global_batch."""
     temperature: Positive = 1.0
     """Sampling temperature."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """Engine of the rollouts. transformers: the trained model itself. vllm: on the same GPU, with a copy of the
+    weights; faster, and new weights are sent to it at every step."""
+    gpu_memory: Annotated[float, Field(gt=0, lt=1)] = 0.4
+    """With engine vllm: share of the GPU's memory that vLLM uses, for weights and key-value cache."""
     reward: RewardRecipe = field(default_factory=RewardRecipe)
     """Weights of the reward's parts."""
     price: PriceRecipe = field(default_factory=PriceRecipe)

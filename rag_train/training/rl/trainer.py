@@ -3,9 +3,7 @@
 TRL computes rewards, group advantages, importance weights, the clipped loss and the metrics. Ours: the rollouts
 (TRL's ``rollout_func``), an advantage for each token, and the dropping of groups without variance.
 
-The rollouts are made by transformers' ``generate`` on the model that is being trained. New weights therefore reach
-the engine at no cost, and the rollouts of a step are those of its weights. The price is throughput: ``generate``
-takes a batch of calls and waits for the longest of them.
+The rollouts of a step are those of its weights (`rag_train.training.rl.policy`).
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from trl import GRPOConfig, GRPOTrainer
 
 from rag_train.errors import UserError
 from rag_train.files import write_text
-from rag_train.llm.transformers import TransformersEngine
 from rag_train.questions.load import load_questions
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.open import open_retriever
@@ -34,7 +31,8 @@ from rag_train.schema import Decision, Question
 from rag_train.training.data import DataReport
 from rag_train.training.failures import FiniteLossTrainer
 from rag_train.training.memory import current_sharding
-from rag_train.training.recipe import RLRecipe, TrainRecipe
+from rag_train.training.recipe import TrainRecipe
+from rag_train.training.rl.policy import Policy, SharedPolicy, VLLMPolicy
 from rag_train.training.rl.rewards import PARTS, weights
 from rag_train.training.rl.rollouts import Rollout, Rollouts
 from rag_train.training.setup import lora_config, trainer_arguments
@@ -49,20 +47,39 @@ NO_ENTROPY = 1e-4
 class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
     """TRL's GRPOTrainer over rows whose ``prompt`` is a `Question` as JSON: TRL hands only prompts to rollouts."""
 
-    def __init__(self, recipe: RLRecipe, retriever: AsyncRetriever, max_tokens: int, **arguments: Any):
+    def __init__(self, recipe: TrainRecipe, retriever: AsyncRetriever, checkpoints: Path, **arguments: Any):
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is pinned with TRL's version
         super().__init__(reward_funcs=[_reward(name) for name in PARTS], rollout_func=self._roll_out, **arguments)
-        self._recipe = recipe
-        engine = TransformersEngine(self.model, arguments["processing_class"], "policy")
-        self._rollouts = Rollouts(recipe, engine, retriever, max_tokens)
+        assert recipe.rl is not None
+        self._recipe = recipe.rl
+        self._runner = asyncio.Runner()  # the event loop of the engine and of all rollouts
+        self._policy = self._runner.run(self._start(recipe, checkpoints))
+        self._rollouts = Rollouts(recipe.rl, self._policy, retriever, recipe.max_tokens)
         self._made: list[Rollout] = []
         # TRL weights and logs the difference between engine and trainer only for vLLM, by log-probabilities alone.
-        # Before the rollouts of a step it calls `sync_weights`, which has nothing to do for a shared model.
+        # Before the rollouts of a step it calls `sync_weights`.
         own: Any = self
         self.use_vllm, self.vllm_generation, self._last_loaded_step = True, own, -1
 
+    async def _start(self, recipe: TrainRecipe, checkpoints: Path) -> Policy:
+        if self._recipe.engine == "vllm":
+            return VLLMPolicy.start(recipe, checkpoints / "sent")
+        tokenizer: Any = self.processing_class
+        return SharedPolicy(self.model, tokenizer, "policy")
+
+    def train(self, *arguments: Any, **named: Any) -> Any:
+        """Train as TRL does, and shut the engine down."""
+        try:
+            return super().train(*arguments, **named)
+        finally:
+            self._runner.run(self._policy.aclose())
+            self._runner.close()
+
     def sync_weights(self) -> None:
-        """Do nothing: the engine generates with the weights that are trained."""
+        """Give the engine the weights of this step."""
+        start = time.perf_counter()
+        self._runner.run(self._policy.update(self.model, self.state.global_step))
+        self._metrics["train"]["update_time"].append(time.perf_counter() - start)
 
     def _roll_out(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
         """Make a rollout for each prompt; ``trainer`` is this trainer."""
@@ -72,7 +89,7 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
         start = time.perf_counter()
         model.eval()  # gradient checkpointing would switch off the cache of keys and values
         try:
-            self._made = asyncio.run(self._rollouts.sample(questions, seed))
+            self._made = self._runner.run(self._rollouts.sample(questions, seed))
         finally:
             model.train()
         self._metrics["train"]["rollout_time"].append(time.perf_counter() - start)
@@ -243,9 +260,9 @@ def rl_trainer(
         vllm_importance_sampling_clip_max=settings.correction,
     )
     trainer = RolloutTrainer(
-        settings,
+        recipe,
         retriever,
-        recipe.max_tokens,
+        checkpoints,
         model=recipe.model,
         args=arguments,
         train_dataset=rows,

@@ -1,0 +1,125 @@
+"""Stage III's engines: their throughput, and the shares of a training step (make bench-rollouts).
+
+For each engine, the rollouts of one generation with tree credit are compared with the engine's limit, which is all
+of their prompts as one batch. Tokens are those read and written. Both are repeated in turn, and the ratio is the
+median over the repetitions. Then the mini model is trained for a few steps, and the time of a step is split into
+rollouts, update of the engine's weights, and training. Writes bench_rollouts.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from rag_train.eval.benchmarks.common import Recorder, benchmark_parser, mini_world, stage3_recipe, timed
+
+WANTED = 0.8
+"""Wanted ratio of the rollouts' tokens a second to those of one batch."""
+
+
+def main() -> None:
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--questions", type=int, default=24, help="of a generation, each with 8 rollouts")
+    parser.add_argument("--repeats", type=int, default=3, help="repetitions of rollouts and batch")
+    parser.add_argument("--steps", type=int, default=6, help="training steps; the first is not counted")
+    options = parser.parse_args()
+
+    from rag_train.files import write_records
+    from rag_train.progress import console
+    from rag_train.provenance import save_result
+    from rag_train.retrieval.index.bm25_build import build_bm25
+    from rag_train.training.recipe import RLRecipe
+
+    world, _, questions = mini_world()
+    engines = {}
+    with tempfile.TemporaryDirectory(prefix="bench-rollouts-") as name:
+        folder = Path(name)
+        build_bm25(world.corpus(), folder / "index")
+        write_records(folder / "questions.jsonl", questions[: 8 * options.steps])
+        for engine in get_args(get_type_hints(RLRecipe)["engine"]):
+            row = asyncio.run(throughput(engine, folder, options)) | step_times(engine, folder, options)
+            console.print(
+                f"{engine}: {statistics.median(row['tokens_per_second']['rollouts']):,.0f} tokens/s, "
+                f"{row['ratio']:.2f} times one batch; {row['step_seconds']:.1f} s a step"
+            )
+            engines[engine] = row
+    result = {"questions": options.questions, "steps": options.steps, "wanted": WANTED, "engines": engines}
+    save_result(options.output / "bench_rollouts.json", result)
+
+
+async def throughput(engine: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the tokens a second of a step's rollouts and of the same calls as one batch."""
+    from rag_train.llm.transformers import TransformersEngine
+    from rag_train.llm.vllm import VLLMEngine
+    from rag_train.retrieval.batching import AsyncRetriever
+    from rag_train.retrieval.open import open_retriever
+    from rag_train.training.rl.rollouts import Rollouts
+
+    _, model, questions = mini_world()
+    recipe = stage3_recipe(str(model), folder, price=0.1, credit="tree")
+    assert recipe.rl is not None
+    asked = [question for question in questions[: options.questions] for _ in range(recipe.rl.group)]
+    llm: Any = (
+        VLLMEngine.start(str(model), dtype="float32", kv_cache_bytes=2**30, reloads=True)
+        if engine == "vllm"
+        else TransformersEngine.start(str(model), dtype="float32")
+    )
+    rates: dict[str, list[float]] = {"rollouts": [], "batch": []}
+    try:
+        for number in range(options.repeats + 1):
+            recorder: Any = Recorder(llm)
+            retriever = AsyncRetriever(open_retriever(str(folder / "index")))
+            rollouts = Rollouts(recipe.rl, recorder, retriever, recipe.max_tokens)
+            await _reset(llm)
+            start = time.perf_counter()
+            await rollouts.sample(asked, str(number))
+            seconds = time.perf_counter() - start
+            await _reset(llm)
+            batch = await timed(
+                [llm.complete(prompt, sampling) for prompt, sampling in recorder.calls], at_once=True
+            )
+            if number:  # the first round warms up
+                rates["rollouts"].append(recorder.tokens / seconds)
+                rates["batch"].append(recorder.tokens / batch)
+    finally:
+        await llm.aclose()
+    ratios = [ours / limit for ours, limit in zip(rates["rollouts"], rates["batch"], strict=True)]
+    return {
+        "tokens_per_second": rates,
+        "ratio": statistics.median(ratios),
+        "ratio_range": [min(ratios), max(ratios)],
+    }
+
+
+async def _reset(llm: Any) -> None:
+    """Empty vLLM's prefix cache; transformers has none."""
+    if hasattr(llm, "reset"):
+        await llm.reset()
+
+
+def step_times(engine: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the median seconds of a training step and of its parts, all steps but the first."""
+    from rag_train.training.run import train
+    from rag_train.training.tracking import METRICS
+
+    recipe = stage3_recipe(str(mini_world().model), folder, price=0.1, credit="tree", engine=engine)
+    train(replace(recipe, output_dir=str(folder / engine)))
+    lines = map(json.loads, (folder / engine / METRICS).read_text().splitlines())
+    rows = [row for row in lines if "step_time" in row][1:]
+    seconds = {
+        name: statistics.median(row[f"{name}_time"] for row in rows) for name in ("step", "rollout", "update")
+    }
+    training = seconds["step"] - seconds["rollout"] - seconds["update"]
+    parts = {"rollouts": seconds["rollout"], "update": seconds["update"], "training": training}
+    return {"step_seconds": seconds["step"], "seconds": parts}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Engines that sample from the model that is being trained.
+
+`SharedPolicy` is transformers' ``generate`` on the model itself: new weights need no copy, but a batch of calls
+waits for the longest of them. `VLLMPolicy` is vLLM in processes of its own, which get the new weights, or the new
+adapter, through files.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from rag_train.llm.base import LLM, Completion, Sampling
+from rag_train.llm.transformers import TransformersEngine
+from rag_train.llm.vllm import VLLMEngine
+from rag_train.training.recipe import TrainRecipe
+
+
+class Policy(LLM, Protocol):
+    """An engine whose weights follow the training."""
+
+    async def update(self, model: Any, step: int) -> None:
+        """Take the weights of ``model``, which has made ``step`` optimizer steps. No call may be in flight."""
+        ...
+
+
+class SharedPolicy(TransformersEngine):
+    """An engine that generates with the weights that are trained."""
+
+    async def update(self, model: Any, step: int) -> None:
+        """Do nothing: the engine has the weights already."""
+
+
+class VLLMPolicy:
+    """An engine to which new weights are sent; under LoRA the adapter alone, whose base model stays the same."""
+
+    def __init__(self, engine: VLLMEngine, folder: Path):
+        """``folder`` is emptied, and holds the weights that are being sent."""
+        self._engine = engine
+        self._folder = folder
+        self._adapter: str | None = None
+        self.name, self.tokenizer = engine.name, engine.tokenizer
+
+    @classmethod
+    def start(cls, recipe: TrainRecipe, folder: Path) -> VLLMPolicy:
+        """Start vLLM with the model that the training starts from; see `VLLMEngine.start`."""
+        assert recipe.rl is not None
+        engine = VLLMEngine.start(
+            recipe.model,
+            dtype="bfloat16" if recipe.precision == "bf16" else "float32",
+            seed=recipe.seed,
+            max_lora_rank=recipe.lora.r if recipe.lora else None,
+            gpu_memory=recipe.rl.gpu_memory,
+            reloads=True,
+        )
+        return cls(engine, folder)
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        return await self._engine.complete(prompt, replace(sampling, adapter=self._adapter))
+
+    async def update(self, model: Any, step: int) -> None:
+        """Write the weights of ``model``, those of its adapter under LoRA, and load them into the engine."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        place = self._folder / f"step-{step}"
+        model.save_pretrained(place)
+        if (place / "adapter_config.json").exists():
+            self._adapter = str(place)  # the engine loads it at the first call, as an adapter of its own name
+        else:
+            await self._engine.load(place)
+            shutil.rmtree(place)
+
+    async def aclose(self) -> None:
+        await self._engine.aclose()
