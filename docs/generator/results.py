@@ -532,6 +532,22 @@ def rollouts_table() -> str:
     return table([*heads, "rollouts, s", "weights, s", "training, s"], rows, "l")
 
 
+def fresh_clones_table() -> str:
+    """Return the runs of `make test` in fresh clones."""
+    rows = [
+        [
+            "by two endless loops" if run["busy"] else "no",
+            "green" if run["green"] else "red",
+            number(run["seconds"] / 60, 1),
+            number(run["install_seconds"] / 60, 1),
+            *(f"{run.get(outcome, 0):,}" for outcome in ("passed", "failed", "skipped")),
+        ]
+        for run in load("fresh_clones")["runs"]
+    ]
+    columns = ["cores kept busy", "result", "minutes", "of them installing", "passed", "failed", "skipped"]
+    return table(columns, rows, "ll")
+
+
 def outage_table() -> str:
     data = load("bench_outage")
     calm, disturbed = data["answers"]["undisturbed"], data["answers"]["disturbed"]
@@ -762,7 +778,8 @@ FUNCTIONS = {
         hipporag_table,
         hostile_table, load, outage_table, overhead_table, protocol_margins, provenance, reproduction,
         reproduction_status, retrieval_speed_table, retrievers_table, router_accuracy, runtime, runtime_reach,
-        rollouts_table, runtime_table, scale_runner_table, scale_training_table, shortfalls, strategies_table,
+        fresh_clones_table, rollouts_table, runtime_table, scale_runner_table, scale_training_table, shortfalls,
+        strategies_table,
         teacher_ablations, teacher_claims, teacher_counts, teacher_table, test_runs, training_speed,
         training_table, number, percent, spread, min, max, median, sum,
     )

@@ -155,7 +155,7 @@ class TrainRecipe:
 
     stage: Literal["sft", "dpo", "rl"]
     """sft: imitation learning (DeepRAG, section 3.3). dpo: chain of calibration (section 3.4). rl: reinforcement
-    learning from the rewards of sampled transcripts; in one process."""
+    learning from the rewards of sampled transcripts."""
     model: str
     """Model to start from: a checkpoint directory or a Hub name. In stage dpo it is the reference model, too. With
     model_preset it can be left out."""
@@ -290,7 +290,8 @@ class TrainRecipe:
     def on(self, processes: int) -> TrainRecipe:
         """Return the recipe with ``batch_size`` and ``gradient_accumulation`` in place of ``global_batch``.
 
-        Raises UserError if ``global_batch`` cannot be divided among the processes in equal batches.
+        Raises UserError if ``global_batch`` cannot be divided among the processes in equal batches, or in stage rl
+        in whole groups.
         """
         if self.global_batch is None:
             return self
@@ -299,6 +300,12 @@ class TrainRecipe:
             raise UserError(
                 f"global_batch={self.global_batch}: not a multiple of the number of processes, {processes}; set "
                 f"global_batch={processes * (each + 1)}"
+            )
+        if self.rl and each % self.rl.group:
+            fitting = processes * self.rl.group * -(-each // self.rl.group)
+            raise UserError(
+                f"global_batch={self.global_batch}: rl.group={self.rl.group} does not divide the {each} rollouts "
+                f"of each of {processes} processes; set global_batch={fitting}"
             )
         size = min(self.batch_size, each)
         if each % size:

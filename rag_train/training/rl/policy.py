@@ -7,10 +7,16 @@ adapter, through files.
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
+
+import torch
+from accelerate import PartialState
 
 from rag_train.llm.base import LLM, Completion, Sampling
 from rag_train.llm.transformers import TransformersEngine
@@ -47,29 +53,49 @@ class VLLMPolicy:
     def start(cls, recipe: TrainRecipe, folder: Path) -> VLLMPolicy:
         """Start vLLM with the model that the training starts from; see `VLLMEngine.start`."""
         assert recipe.rl is not None
-        engine = VLLMEngine.start(
-            recipe.model,
-            dtype="bfloat16" if recipe.precision == "bf16" else "float32",
-            seed=recipe.seed,
-            max_lora_rank=recipe.lora.r if recipe.lora else None,
-            gpu_memory=recipe.rl.gpu_memory,
-            reloads=True,
-        )
+        with _own_gpu():
+            engine = VLLMEngine.start(
+                recipe.model,
+                dtype="bfloat16" if recipe.precision == "bf16" else "float32",
+                seed=recipe.seed,
+                max_lora_rank=recipe.lora.r if recipe.lora else None,
+                gpu_memory=recipe.rl.gpu_memory,
+                reloads=True,
+            )
         return cls(engine, folder)
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
         return await self._engine.complete(prompt, replace(sampling, adapter=self._adapter))
 
     async def update(self, model: Any, step: int) -> None:
-        """Write the weights of ``model``, those of its adapter under LoRA, and load them into the engine."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        place = self._folder / f"step-{step}"
-        model.save_pretrained(place)
+        """Load the weights of ``model``, those of its adapter under LoRA. The first process writes them for all."""
+        place, state = self._folder / f"step-{step}", PartialState()
+        if state.is_main_process:
+            # All processes have loaded the last weights: they trained on what they sampled with them.
+            shutil.rmtree(self._folder, ignore_errors=True)
+            model.save_pretrained(place)
+        state.wait_for_everyone()
         if (place / "adapter_config.json").exists():
             self._adapter = str(place)  # the engine loads it at the first call, as an adapter of its own name
         else:
             await self._engine.load(place)
-            shutil.rmtree(place)
 
     async def aclose(self) -> None:
         await self._engine.aclose()
+
+
+@contextmanager
+def _own_gpu() -> Iterator[None]:
+    """Show processes that start meanwhile only the GPU of this process."""
+    name, state = "CUDA_VISIBLE_DEVICES", PartialState()
+    before = os.environ.get(name)
+    if torch.cuda.is_available():
+        visible = before.split(",") if before else [str(i) for i in range(torch.cuda.device_count())]
+        os.environ[name] = visible[state.local_process_index]
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before

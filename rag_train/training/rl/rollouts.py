@@ -92,9 +92,13 @@ class Rollouts:
         self._max_tokens = max_tokens
         self._weights = weights(recipe)
 
-    async def sample(self, questions: Sequence[Question], seed: str) -> list[Rollout]:
-        """Answer all questions at the same time. The same ``seed`` and weights give the same rollouts."""
-        return list(await asyncio.gather(*(self._rollout(q, f"{seed}/{i}") for i, q in enumerate(questions))))
+    async def sample(self, questions: Sequence[Question], seed: str, first: int = 0) -> list[Rollout]:
+        """Answer all questions at the same time. The same ``seed`` and weights give the same rollouts.
+
+        ``first`` is the number of the first question among those of all processes.
+        """
+        numbered = enumerate(questions, first)
+        return list(await asyncio.gather(*(self._rollout(q, f"{seed}/{i}") for i, q in numbered)))
 
     async def _rollout(self, question: Question, seed: str) -> Rollout:
         spent: list[Usage] = []

@@ -85,11 +85,12 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
         """Make a rollout for each prompt; ``trainer`` is this trainer."""
         questions = [Question.model_validate_json(prompt) for prompt in prompts]
         seed = f"{self.args.seed}/{self.state.global_step}"
+        first = self.accelerator.process_index * len(questions)
         model: Any = self.model
         start = time.perf_counter()
         model.eval()  # gradient checkpointing would switch off the cache of keys and values
         try:
-            self._made = self._runner.run(self._rollouts.sample(questions, seed))
+            self._made = self._runner.run(self._rollouts.sample(questions, seed, first))
         finally:
             model.train()
         self._metrics["train"]["rollout_time"].append(time.perf_counter() - start)
@@ -113,10 +114,14 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
         kept = advantages.view(len(self._made) // size, -1).any(1).repeat_interleave(size)
         batch["advantages"] = advantages.to(completions.device)
         batch["tool_mask"] = batch["tool_mask"] * kept[:, None].to(completions.device)
-        batch["num_items_in_batch"] = (batch["completion_mask"] * batch["tool_mask"]).sum()
-        for name, value in _measures(self._made, kept.float().mean().item()).items():
+        trained = (batch["completion_mask"] * batch["tool_mask"]).sum()
+        batch["num_items_in_batch"] = self.accelerator.gather(trained).sum()
+        counts = torch.tensor([*_counts(self._made), kept.sum().item()], dtype=torch.float64)
+        totals = self.accelerator.gather(counts.to(completions.device)[None]).sum(0).tolist()
+        for name, value in _measures(totals).items():
             self._metrics["train"][name].append(value)
-        self._write_rollouts(batch["advantages"].tolist())
+        if self.accelerator.is_main_process:
+            self._write_rollouts(batch["advantages"].tolist())
         return batch
 
     def _write_rollouts(self, advantages: Sequence[Sequence[float]]) -> None:
@@ -164,18 +169,37 @@ def _rewards(group: Sequence[Rollout]) -> list[float]:
     return [each.reward for each in group] + [r for b in branches for r in (*b.taken, *b.other)]
 
 
-def _measures(rollouts: Sequence[Rollout], kept: float) -> dict[str, float]:
-    """Return metrics that TRL does not have, per rollout or as shares."""
+def _counts(rollouts: Sequence[Rollout]) -> list[float]:
+    """Return the sums over rollouts that `_measures` needs, but the last."""
     decisions = [step.decision for rollout in rollouts for step in rollout.trajectory.steps]
     differences = [abs(rollout.branch.advantage) for rollout in rollouts if rollout.branch]
-    sampled = sum(sum(each.row.trained) + each.row.lost for each in rollouts)
+    lost = sum(each.row.lost for each in rollouts)
+    return [
+        sum(each.read for each in rollouts),
+        sum(each.written for each in rollouts),
+        lost,
+        lost + sum(sum(each.row.trained) for each in rollouts),
+        decisions.count(Decision.RETRIEVE),
+        len(decisions),
+        sum(differences),
+        len(differences),
+        len(rollouts),
+    ]
+
+
+def _measures(totals: Sequence[float]) -> dict[str, float]:
+    """Return metrics that TRL does not have.
+
+    ``totals`` are the sums of `_counts` over all processes, and the number of rollouts that are kept.
+    """
+    read, written, lost, sampled, retrieve, decisions, difference, branches, rollouts, kept = totals
     return {
-        DROPPED: 1 - kept,
-        "engine/read": sum(each.read for each in rollouts),
-        "engine/written": sum(each.written for each in rollouts),
-        "tokens/lost": sum(each.row.lost for each in rollouts) / max(1, sampled),
-        "decisions/retrieve": decisions.count(Decision.RETRIEVE) / max(1, len(decisions)),
-        "decisions/difference": sum(differences) / max(1, len(differences)),
+        DROPPED: 1 - kept / rollouts,
+        "engine/read": read,
+        "engine/written": written,
+        "tokens/lost": lost / max(1, sampled),
+        "decisions/retrieve": retrieve / max(1, decisions),
+        "decisions/difference": difference / max(1, branches),
     }
 
 
@@ -227,17 +251,21 @@ def rl_trainer(
 ) -> RolloutTrainer:
     """Return the trainer of Stage III, its model loaded, for rows of `question_rows`.
 
-    Raises UserError if the retriever cannot be opened, or if there are several processes.
+    Raises UserError if the retriever cannot be opened, if there are too few questions, or if the launcher shards
+    the weights.
     """
-    settings = recipe.rl
+    settings, sharding = recipe.rl, current_sharding()
     assert settings is not None
-    if (processes := current_sharding().processes) > 1:
-        raise UserError(f"stage rl: trains in one process, not in {processes}; start it with `rag-train train`")
-    rollouts = recipe.batch_size * recipe.gradient_accumulation * settings.updates
-    if len(rows) * settings.group < rollouts:
+    if sharding.stage == 3:
         raise UserError(
-            f"data {recipe.data}: {len(rows)} questions, but a generation of {rollouts} rollouts takes "
-            f"{rollouts // settings.group}; give more questions or set a smaller global_batch"
+            "stage rl: every process samples with the whole model, but the launcher shards its weights; use "
+            "launch/accelerate/ddp.yaml or zero2.yaml"
+        )
+    rollouts = recipe.batch_size * recipe.gradient_accumulation * settings.updates
+    if len(rows) * settings.group < (total := rollouts * sharding.processes):
+        raise UserError(
+            f"data {recipe.data}: {len(rows)} questions, but a generation of {total} rollouts takes "
+            f"{total // settings.group}; give more questions or set a smaller global_batch"
         )
     retriever = AsyncRetriever(open_retriever(settings.index))
     shared = trainer_arguments(recipe, checkpoints)

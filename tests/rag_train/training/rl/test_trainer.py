@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.launching import launch
 from support.rollouts import searched
 from support.training import TOKENIZER, kill_at, recipe_in, write
 
@@ -84,7 +85,7 @@ def hand_made(monkeypatch: pytest.MonkeyPatch, recipe: TrainRecipe, checkpoints:
     rows, _ = question_rows(recipe.data, TOKENIZER)
     trainer = rl_trainer(recipe, rows, TOKENIZER, checkpoints)
 
-    async def sample(questions: list[Question], seed: str) -> list[Rollout]:
+    async def sample(questions: list[Question], seed: str, first: int) -> list[Rollout]:
         return made
 
     monkeypatch.setattr(trainer._rollouts, "sample", sample)
@@ -196,6 +197,42 @@ def test_a_price_lowers_the_retrieval_rate(
     assert rows[0]["engine/read"] > rows[0]["engine/written"] > 0
 
 
+@pytest.mark.parametrize(
+    ("config", "engine"),
+    [
+        ("ddp", "transformers"),
+        pytest.param("ddp", "vllm", marks=pytest.mark.release),
+        pytest.param("zero2", "transformers", marks=pytest.mark.release),
+    ],
+)
+@pytest.mark.slow
+def test_two_processes_train_as_one(mini_world: World, mini_model: Path, tmp_path: Path, config: str, engine: str):
+    """The rollouts, their credit and the loss are those of one process; half of them are made by either process."""
+    write(tmp_path / "rl.jsonl", [q for q in mini_world.questions("train") if q.hops == 2][:12])
+    build_bm25(mini_world.corpus(), tmp_path / "index")
+    keys = {"credit": "tree", "branches": 1, "price": PriceRecipe(retrievals=0.5), "call_tokens": 48}
+    keys |= {"max_tokens": 512, "batch_size": 8, "gradient_accumulation": 1, "global_batch": 16, "epochs": 1}
+    recipe = recipe_for(tmp_path, tmp_path / "two", **keys, engine=engine)
+    recipe = replace(recipe, model=str(mini_model), lr=1e-3)
+    train(replace(recipe, output_dir=str(tmp_path / "one")))
+    ended = launch(config, recipe, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
+    assert len(one) == len(two) == 3
+    for name in ("reward", "engine/read", "engine/written", "decisions/retrieve", "decisions/difference", "loss"):
+        values = [row[name] for row in one]
+        assert [row[name] for row in two] == pytest.approx(values, rel=1e-3, abs=1e-5), name
+    assert any(row["grad_norm"] > 0 for row in two)
+
+
+def test_processes_share_whole_groups(world: Path, tmp_path: Path):
+    recipe = recipe_for(world, tmp_path / "out", global_batch=12, gradient_accumulation=1)
+    with pytest.raises(
+        UserError, match=r"rl.group=4 does not divide the 6 rollouts of each of 2 .*global_batch=16$"
+    ):
+        recipe.on(2)
+
+
 @pytest.mark.slow
 def test_a_run_without_different_rewards_stops(world: Path, tmp_path: Path):
     """The untrained model never answers right, so every reward is 0."""
@@ -227,14 +264,14 @@ def test_rejects_keys_that_do_not_fit_together(world: Path, tmp_path: Path, keys
         replace(recipe, **({"gradient_accumulation": 1} | keys))
 
 
-def test_refuses_few_questions_and_several_processes(world: Path, tmp_path: Path, monkeypatch):
+def test_refuses_few_questions_and_sharded_weights(world: Path, tmp_path: Path, monkeypatch):
     few = recipe_for(world, tmp_path / "out", global_batch=80, gradient_accumulation=1)
     with pytest.raises(UserError, match=r"16 questions, but a generation of 80 rollouts takes 20; give more"):
         train(few)
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     recipe = recipe_for(world, tmp_path / "out")
     rows, _ = question_rows(recipe.data, TOKENIZER)
-    with pytest.raises(UserError, match="stage rl: trains in one process, not in 2"):
+    with pytest.raises(UserError, match=r"stage rl: every process samples with the whole model.* use launch/accel"):
         rl_trainer(recipe, rows, TOKENIZER, tmp_path)
 
 

@@ -1,0 +1,82 @@
+"""`make test` in fresh clones of the last commit, some of them with all cores kept busy by something else.
+
+Each run installs everything into an empty directory, as a newcomer does. The busy runs come first; meanwhile as
+many processes as there are cores compute in an endless loop. Writes fresh_clones.json after each run; runs of the
+same commit in that file are kept, and counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rag_train.eval.benchmarks.common import benchmark_parser
+from rag_train.progress import console
+from rag_train.provenance import cores, save_result
+
+SUMMARY = re.compile(r"(\d+) (passed|failed|skipped|error)")
+
+
+def main() -> None:
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--runs", type=int, default=5, help="number of clones")
+    parser.add_argument("--busy", type=int, default=2, help="number of clones tested with all cores busy")
+    options = parser.parse_args()
+    file = options.output / "fresh_clones.json"
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    commit = head.stdout.strip()
+    runs = before["runs"] if before.get("commit") == commit else []
+    for number in range(len(runs), options.runs):
+        runs.append(run(commit, busy=number < options.busy))
+        console.print(json.dumps(runs[-1]))
+        save_result(file, {"commit": commit, "runs": runs})
+
+
+def run(commit: str, busy: bool) -> dict[str, Any]:
+    """Clone, install and test, and return the seconds of it and the numbers of tests by outcome."""
+    with tempfile.TemporaryDirectory(prefix="fresh-clone-") as name, loops(cores() if busy else 0):
+        clone = Path(name) / "clone"
+        subprocess.run(["git", "clone", "--quiet", Path.cwd(), clone], check=True)
+        subprocess.run(["git", "checkout", "--quiet", commit], cwd=clone, check=True)
+        start = time.perf_counter()
+        subprocess.run(["make", ".venv/.ready"], cwd=clone, check=True, capture_output=True)
+        installed = time.perf_counter() - start
+        tested = subprocess.run(["make", "test"], cwd=clone, capture_output=True, text=True, check=False)
+        seconds = time.perf_counter() - start
+    [*_, last] = tested.stdout.strip().splitlines()
+    counts = {outcome: int(count) for count, outcome in SUMMARY.findall(last)}
+    if tested.returncode:
+        console.print(tested.stdout[-5000:] + tested.stderr[-2000:], markup=False)
+    return {
+        "busy": busy,
+        "green": tested.returncode == 0,
+        "seconds": seconds,
+        "install_seconds": installed,
+    } | counts
+
+
+@contextmanager
+def loops(count: int) -> Iterator[None]:
+    """Keep ``count`` cores busy."""
+    command = [sys.executable, "-c", "while True: pass"]
+    running = [subprocess.Popen(command, env=os.environ) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+if __name__ == "__main__":
+    main()
