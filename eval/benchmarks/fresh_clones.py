@@ -1,4 +1,4 @@
-"""`make test` in fresh clones of the last commit, some of them with all cores kept busy by something else.
+"""`make test` in fresh clones, some of them with all cores kept busy by something else.
 
 Each run installs everything into an empty directory, as a newcomer does. The busy runs come first; meanwhile as
 many processes as there are cores compute in an endless loop. Writes fresh_clones.json after each run; runs of the
@@ -30,10 +30,13 @@ def main() -> None:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--runs", type=int, default=5, help="number of clones")
     parser.add_argument("--busy", type=int, default=2, help="number of clones tested with all cores busy")
+    parser.add_argument("--commit", default="HEAD", help="commit to test")
     options = parser.parse_args()
     file = options.output / "fresh_clones.json"
     before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    head = subprocess.run(
+        ["git", "rev-parse", "--short", options.commit], capture_output=True, text=True, check=True
+    )
     commit = head.stdout.strip()
     runs = before["runs"] if before.get("commit") == commit else []
     for number in range(len(runs), options.runs):
