@@ -21,7 +21,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 
 from rag_train.eval.benchmarks.common import benchmark_parser
-from rag_train.formats import deeprag
+from rag_train.formats import deeprag, search_r1
 from rag_train.llm.base import LLM, Completion, Sampling, TokenLogprob, Usage
 from rag_train.llm.transformers import Inspection
 from rag_train.progress import console
@@ -103,6 +103,8 @@ class HostileModel:
             return random.Random(f"{self.seed} {sampling.choice}").choice(sampling.choice)
         if sampling.json_schema:
             return json.dumps(self._plan() if prompt.endswith("DAG:\n") else self._value(sampling.json_schema, n))
+        if search_r1.STOPS[0] in sampling.stop:
+            return f"<think> more </think> <search> who {n}? </search>"
         return self._line(prompt, n)
 
     def _line(self, prompt: str, n: int) -> str:

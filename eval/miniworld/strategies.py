@@ -29,11 +29,11 @@ async def run(seed: int, settings: Settings, output: Path) -> None:
         "multi-hop": lab.multi_hop(settings.split)[:n],
         "compound": lab.world.compounds(settings.split, n // 2),
     }
-    # Nothing in the mini world is on the web.
+    # Nothing in the mini world is on the web, and search-r1 is learned by reinforcement, not from examples.
     requests = [
         Request("taught", name, questions)
         for name in STRATEGIES
-        if name != "levelrag-web"
+        if name not in ("levelrag-web", "search-r1")
         for questions in sets
         if questions == "multi-hop" or name in COMPOUND
     ]

@@ -59,5 +59,6 @@ BOUNDS = {
     "resp": Bound(11, 3),
     "rankrag": Bound(21, 1),
     "chatqa": Bound(1, 1),
+    "search-r1": Bound(5, 4),
 }
 """The stated bound of each strategy. The oracle searches once for each annotated hop."""

@@ -29,6 +29,7 @@ from rag_train.strategies.baselines.react import ReAct
 from rag_train.strategies.baselines.reader import ChainOfThought, Direct, Oracle, VanillaRAG
 from rag_train.strategies.baselines.resp import ReSP
 from rag_train.strategies.baselines.rq_rag import RQRAG
+from rag_train.strategies.baselines.search_r1 import SearchR1
 from rag_train.strategies.baselines.selfrag import SelfRAG
 from rag_train.strategies.baselines.taare import TAARE
 from rag_train.strategies.baselines.two_hop import TwoHopRAG
@@ -83,6 +84,7 @@ STRATEGIES: dict[str, tuple[type[Strategy], dict[str, Any]]] = {
     "resp": (ReSP, {}),
     "rankrag": (RankRAG, {}),
     "chatqa": (ChatQA, {}),
+    "search-r1": (SearchR1, {}),
 }
 """Class and preset settings of each strategy, by name."""
 

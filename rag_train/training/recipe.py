@@ -93,7 +93,7 @@ class PriceRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class RLRecipe:
-    """Keys of stage rl. A rollout is a question, answered by the strategy deeprag with sampled tokens."""
+    """Keys of stage rl. A rollout is a question, answered by a strategy with sampled tokens."""
 
     index: str
     """Retriever of the rollouts: a directory of `rag-train index`, or another PLACE of `rag-train eval --index`."""
@@ -101,8 +101,12 @@ class RLRecipe:
     """Passages that a retrieval returns."""
     instructions: bool = True
     """Whether prompts begin with DeepRAG's instruction, as in the records of Stages I and II."""
+    strategy: Literal["deeprag", "search-r1"] = "deeprag"
+    """Strategy of the rollouts. deeprag starts from a Stage I model. search-r1 (Jin et al. 2025) can start from any
+    model that follows instructions."""
     max_steps: Count = 6
-    """Maximum number of subqueries, after which the controller must answer."""
+    """Maximum number of subqueries, after which the controller must answer; with search-r1, of turns before the
+    last."""
     call_tokens: Count = 256
     """Maximum number of tokens of an engine call."""
     group: Annotated[int, Field(ge=2)] = 8
@@ -275,6 +279,11 @@ class TrainRecipe:
                 raise UserError(
                     f"{key}: not possible in stage rl, which prompts as `rag-train eval` does; remove it"
                 )
+        if self.rl.credit == "tree" and self.rl.strategy != "deeprag":
+            raise UserError(
+                f"rl.credit=tree: rl.strategy={self.rl.strategy} has no decisions between two texts; set "
+                "rl.credit=trajectory"
+            )
         rollouts = self.global_batch or self.batch_size * self.gradient_accumulation
         if rollouts % self.rl.group:
             raise UserError(

@@ -21,7 +21,8 @@ from rag_train.errors import PromptTooLong, UserError
 from rag_train.llm.base import LLM, Completion, Sampling, Usage
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Decision, Question, Trajectory
-from rag_train.strategies.base import Kit
+from rag_train.strategies.base import Kit, Strategy
+from rag_train.strategies.baselines.search_r1 import SearchR1
 from rag_train.strategies.deeprag import DeepRAG
 from rag_train.training.recipe import RLRecipe
 from rag_train.training.rl.rewards import total, weights
@@ -103,7 +104,7 @@ class Rollouts:
     async def _rollout(self, question: Question, seed: str) -> Rollout:
         spent: list[Usage] = []
         sampler = Sampler(self._llm, self._recipe.temperature, seed, spent)
-        trajectory = await _answered(question, self._strategy(sampler).answer(question))
+        trajectory = await self._answered(question, self._strategy(sampler).answer(question))
         if not sampler.turns:
             raise UserError(
                 f"question {question.id!r}: its prompt exceeds the model's context; remove it from data"
@@ -125,23 +126,33 @@ class Rollouts:
 
         async def value(decision: Decision, k: int) -> float:
             sampler = Sampler(self._llm, self._recipe.temperature, f"{seed}/{decision}/{k}", spent)
-            work = self._strategy(sampler).branch(question, before, state.subquery, decision)
-            return total(question, await _answered(question, work), self._weights)
+            work = self._deeprag(sampler).branch(question, before, state.subquery, decision)
+            return total(question, await self._answered(question, work), self._weights)
 
         [other] = set(Decision) - {state.decision}
         tries = [(decision, k) for decision in (state.decision, other) for k in range(self._recipe.branches)]
         values = await asyncio.gather(*(value(decision, k) for decision, k in tries))
         return Branch(number, values[: self._recipe.branches], values[self._recipe.branches :])
 
-    def _strategy(self, llm: LLM) -> DeepRAG:
-        kit = Kit(llm, self._retriever, self._recipe.passages, self._recipe.instructions)
+    def _strategy(self, llm: LLM) -> Strategy:
+        if self._recipe.strategy == "deeprag":
+            return self._deeprag(llm)
+        turns, tokens = self._recipe.max_steps, self._recipe.call_tokens
+        return SearchR1(self._kit(llm), name=self._recipe.strategy, turns=turns, max_tokens=tokens)
+
+    def _deeprag(self, llm: LLM) -> DeepRAG:
         steps, tokens = self._recipe.max_steps, self._recipe.call_tokens
-        return DeepRAG(kit, name="deeprag", max_steps=steps, max_tokens=tokens)
+        return DeepRAG(self._kit(llm), name="deeprag", max_steps=steps, max_tokens=tokens)
 
+    def _kit(self, llm: LLM) -> Kit:
+        return Kit(llm, self._retriever, self._recipe.passages, self._recipe.instructions)
 
-async def _answered(question: Question, work: Coroutine[Any, Any, Trajectory]) -> Trajectory:
-    """Return the trajectory of ``work``, or one without an answer if the transcript became too long."""
-    try:
-        return await work
-    except PromptTooLong as error:
-        return Trajectory(question_id=question.id, question=question.question, strategy="deeprag", error=str(error))
+    async def _answered(self, question: Question, work: Coroutine[Any, Any, Trajectory]) -> Trajectory:
+        """Return the trajectory of ``work``, or one without an answer if the transcript became too long."""
+        try:
+            return await work
+        except PromptTooLong as error:
+            strategy = self._recipe.strategy
+            return Trajectory(
+                question_id=question.id, question=question.question, strategy=strategy, error=str(error)
+            )

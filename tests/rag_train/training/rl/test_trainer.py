@@ -255,6 +255,10 @@ def test_a_run_without_different_rewards_stops(world: Path, tmp_path: Path):
         ({"chat": False}, "chat: not possible in stage rl"),
         ({"global_batch": 6}, "rl.group=4: does not divide the 6 rollouts of a step; set global_batch=8"),
         ({"rl": RLRecipe(index="", updates=3, group=2)}, r"rl.updates=3: .*; set save_steps=501"),
+        (
+            {"rl": RLRecipe(index="", strategy="search-r1", credit="tree", group=2)},
+            "rl.credit=tree: rl.strategy=search-r1 has no decisions",
+        ),
         ({"stage": "dpo"}, "rl: stage is dpo; remove the section rl or set stage: rl"),
     ],
 )
