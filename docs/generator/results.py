@@ -661,7 +661,7 @@ def headlines(pages: str) -> str:
 
 def shortfalls(pages: str) -> str:
     """What fell short of a goal, as a list."""
-    search, dense = load("bench_search"), load("bench_retrieval")["dense"]
+    search, dense, rollouts = load("bench_search"), load("bench_retrieval")["dense"], load("bench_rollouts")
     ratio, lowest = number(search["ratio"], 1), number(search["ratio_lowest"], 1)
     single = number(load("bench_runtime")["wanted"]["single"], 0)
     failed = next(claim for claim in load("teacher_data")["claims"] if not claim["held"])["difference"]
@@ -677,6 +677,12 @@ def shortfalls(pages: str) -> str:
             f"[Retrieval]({pages}/bench_retrieval.md)",
             f"PlanRAG's student minus its teacher: {difference} exact match; the interval should not reach below "
             f"-0.02. [Teacher data]({pages}/teacher_data.md)",
+            *(
+                f"Rollouts of Stage III by {name} reach {number(row['ratio'])} of the tokens a second of one batch; "
+                f"the goal was {rollouts['wanted']}. [Rollouts]({pages}/bench_rollouts.md)"
+                for name, row in rollouts["engines"].items()
+                if row["ratio"] < rollouts["wanted"]
+            ),
         ]
     )
 
