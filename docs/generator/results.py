@@ -678,8 +678,8 @@ def shortfalls(pages: str) -> str:
             f"PlanRAG's student minus its teacher: {difference} exact match; the interval should not reach below "
             f"-0.02. [Teacher data]({pages}/teacher_data.md)",
             *(
-                f"Rollouts of Stage III by {name} reach {number(row['ratio'])} of the tokens a second of one batch; "
-                f"the goal was {rollouts['wanted']}. [Rollouts]({pages}/bench_rollouts.md)"
+                f"Rollouts of Stage III by {name} reach {number(row['ratio'])} of the tokens a second of one "
+                f"batch; the goal was {rollouts['wanted']}. [Rollouts]({pages}/bench_rollouts.md)"
                 for name, row in rollouts["engines"].items()
                 if row["ratio"] < rollouts["wanted"]
             ),
