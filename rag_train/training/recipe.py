@@ -101,14 +101,15 @@ class RLRecipe:
     """Passages that a retrieval returns."""
     instructions: bool = True
     """Whether prompts begin with DeepRAG's instruction, as in the records of Stages I and II."""
-    strategy: Literal["deeprag", "search-r1"] = "deeprag"
-    """Strategy of the rollouts. deeprag starts from a Stage I model. search-r1 (Jin et al. 2025) can start from any
-    model that follows instructions."""
+    strategy: Literal["deeprag", "planrag", "search-r1"] = "deeprag"
+    """Strategy of the rollouts. deeprag and planrag start from a model that writes their format. search-r1 (Jin et
+    al. 2025) can start from any model that follows instructions. With planrag, the planner is trained; the other
+    modules answer greedily with the same weights."""
     max_steps: Count = 6
     """Maximum number of subqueries, after which the controller must answer; with search-r1, of turns before the
-    last."""
+    last. Not for planrag."""
     call_tokens: Count = 256
-    """Maximum number of tokens of an engine call."""
+    """Maximum number of tokens of an engine call. Not for planrag."""
     group: Annotated[int, Field(ge=2)] = 8
     """Rollouts of each question, whose rewards are compared. Divides the rollouts of a step, which are batch_size
     times gradient_accumulation, or global_batch."""

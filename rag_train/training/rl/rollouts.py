@@ -24,37 +24,50 @@ from rag_train.schema import Decision, Question, Trajectory
 from rag_train.strategies.base import Kit, Strategy
 from rag_train.strategies.baselines.search_r1 import SearchR1
 from rag_train.strategies.deeprag import DeepRAG
+from rag_train.strategies.planrag import PlanRAG
 from rag_train.training.recipe import RLRecipe
 from rag_train.training.rl.rewards import total, weights
 from rag_train.training.rl.rows import Row, Turn, encode_rollout
 
 
-class Sampler:
-    """An engine for one rollout: every call is sampled with a seed of its own, and recorded.
+class Counted:
+    """An engine that adds the tokens of every call to ``spent``."""
 
-    The log-probabilities are not passed on. Without them, a strategy follows the sampled decisions and applies no
-    threshold.
-    """
-
-    def __init__(self, llm: LLM, temperature: float, seed: str, spent: list[Usage]):
-        """The tokens of every call are added to ``spent``."""
+    def __init__(self, llm: LLM, spent: list[Usage]):
         self._llm = llm
-        self._temperature = temperature
-        self._random = random.Random(seed)
-        self.name, self.tokenizer = llm.name, llm.tokenizer
-        self.turns: list[Turn] = []
         self._spent = spent
+        self.name, self.tokenizer = llm.name, llm.tokenizer
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
-        seed = self._random.getrandbits(31)
-        drawn = replace(sampling, temperature=self._temperature, seed=seed, logprobs=1)
-        completion = await self._llm.complete(prompt, drawn)
-        self.turns.append(Turn(prompt, completion))
+        completion = await self._llm.complete(prompt, sampling)
         self._spent.append(completion.usage)
-        return replace(completion, logprobs=())
+        return completion
 
     async def aclose(self) -> None:
         """Do nothing: the engine belongs to all rollouts."""
+
+
+class Sampler(Counted):
+    """An engine for the trained calls of one rollout: each is sampled with a seed of its own, and recorded.
+
+    Decoding is not guided, so that the probabilities are those that the trainer computes. The log-probabilities are
+    not passed on. Without them, a strategy follows the sampled decisions and applies no threshold.
+    """
+
+    def __init__(self, llm: LLM, temperature: float, seed: str, spent: list[Usage]):
+        super().__init__(llm, spent)
+        self._temperature = temperature
+        self._random = random.Random(seed)
+        self.turns: list[Turn] = []
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        seed = self._random.getrandbits(31)
+        unguided = replace(sampling, json_schema=None, choice=None, regex=None)
+        completion = await super().complete(
+            prompt, replace(unguided, temperature=self._temperature, seed=seed, logprobs=1)
+        )
+        self.turns.append(Turn(prompt, completion))
+        return replace(completion, logprobs=())
 
 
 @dataclass
@@ -104,7 +117,7 @@ class Rollouts:
     async def _rollout(self, question: Question, seed: str) -> Rollout:
         spent: list[Usage] = []
         sampler = Sampler(self._llm, self._recipe.temperature, seed, spent)
-        trajectory = await self._answered(question, self._strategy(sampler).answer(question))
+        trajectory = await self._answered(question, self._strategy(sampler, spent).answer(question))
         if not sampler.turns:
             raise UserError(
                 f"question {question.id!r}: its prompt exceeds the model's context; remove it from data"
@@ -134,11 +147,16 @@ class Rollouts:
         values = await asyncio.gather(*(value(decision, k) for decision, k in tries))
         return Branch(number, values[: self._recipe.branches], values[self._recipe.branches :])
 
-    def _strategy(self, llm: LLM) -> Strategy:
-        if self._recipe.strategy == "deeprag":
-            return self._deeprag(llm)
-        turns, tokens = self._recipe.max_steps, self._recipe.call_tokens
-        return SearchR1(self._kit(llm), name=self._recipe.strategy, turns=turns, max_tokens=tokens)
+    def _strategy(self, sampler: Sampler, spent: list[Usage]) -> Strategy:
+        name, turns, tokens = self._recipe.strategy, self._recipe.max_steps, self._recipe.call_tokens
+        match name:
+            case "deeprag":
+                return self._deeprag(sampler)
+            case "search-r1":
+                return SearchR1(self._kit(sampler), name=name, turns=turns, max_tokens=tokens)
+            case "planrag":
+                kit = self._kit(Counted(self._llm, spent))
+                return PlanRAG(replace(kit, models={"planner": sampler}), name=name)
 
     def _deeprag(self, llm: LLM) -> DeepRAG:
         steps, tokens = self._recipe.max_steps, self._recipe.call_tokens

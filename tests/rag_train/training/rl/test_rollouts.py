@@ -10,7 +10,7 @@ from support.fakes import Found
 from support.training import TOKENIZER
 
 from rag_train.errors import UserError
-from rag_train.formats import deeprag
+from rag_train.formats import deeprag, planrag
 from rag_train.llm.base import Completion, Sampling, TokenLogprob, Usage
 from rag_train.schema import Decision, Passage, Question, Step
 from rag_train.strategies.base import Kit
@@ -104,3 +104,29 @@ def test_a_transcript_that_becomes_too_long_is_a_failed_rollout():
     assert sum(rollout.row.trained) > 10
     with pytest.raises(UserError, match="question 'q': its prompt exceeds the model's context; remove it"):
         sample(ASK, limit=10)
+
+
+class Plans(Writes):
+    """An engine that plans in one step, and then knows the answer; it records how it was asked."""
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        self.samplings.append(sampling)
+        planning = prompt.endswith(planrag.PLAN.lead)
+        text = ' [{"id": "Q1.1", "question": "Who is he?", "parents": []}]' if planning else ' {"Response": "Rome"}'
+        ids = TOKENIZER(text)["input_ids"]
+        logprobs = tuple((TokenLogprob(token, "", -1.0),) for token in ids) if sampling.logprobs else ()
+        return Completion(text, tuple(ids), Usage(10, len(ids)), None, False, logprobs)
+
+
+def test_the_plan_alone_is_sampled_and_trained():
+    recipe = RLRecipe(index="", instructions=False, strategy="planrag", price=PriceRecipe(retrievals=0.25))
+    engine, found = Plans(""), Found([Passage(id="p", title="T", text="He is of Rome.")])
+    [rollout] = asyncio.run(Rollouts(recipe, engine, found, 999).sample([QUESTION], "seed"))
+    assert (rollout.reward, rollout.trajectory.answer, found.queries) == (0.75, "Rome", ["Who is he?"])
+    planner, generator = engine.samplings
+    assert planner.temperature == 1 and planner.seed is not None and planner.json_schema is None
+    assert generator.temperature == 0 and generator.json_schema is not None
+    pairs = zip(rollout.row.completion_ids, rollout.row.trained, strict=True)
+    assert "Who is he?" in TOKENIZER.decode([token for token, flag in pairs if flag])
+    assert "Rome" not in TOKENIZER.decode(rollout.row.completion_ids)
+    assert rollout.read == 20 and rollout.written == sum(c.completion_tokens for c in rollout.trajectory.calls)
