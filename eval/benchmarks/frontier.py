@@ -37,8 +37,8 @@ def main() -> None:
     parser.add_argument("--demo", type=Path, default=Path("runs/demo"), help="working directory of the demo")
     parser.add_argument("--work", type=Path, default=Path("runs/frontier"), help="working directory; runs are kept")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of the demo")
-    parser.add_argument("--prices", type=float, nargs="+", default=[0.0, 0.05, 0.1, 0.2], help="of a retrieval")
-    parser.add_argument("--questions", type=int, default=600, help="training questions of Stage III")
+    parser.add_argument("--prices", type=float, nargs="+", default=[0.0, 0.05, 0.2], help="of a retrieval")
+    parser.add_argument("--questions", type=int, default=320, help="training questions of Stage III")
     parser.add_argument("--lr", type=float, default=1e-4, help="learning rate of Stage III")
     parser.add_argument("--split", choices=("dev", "test"), default="dev", help="dev to choose, test to report")
     options = parser.parse_args()
@@ -135,7 +135,7 @@ async def frontier(options: argparse.Namespace, seed: int) -> list[RunSummary]:
     for start, name in STARTS.items():
         for price in options.prices:
             model = folder / f"{start}-{price}"
-            recipe = stage3_recipe(str(models / start), folder, price, credit="tree")
+            recipe = stage3_recipe(str(models / start), folder, price, credit="tree", engine="vllm")
             train(replace(recipe, seed=seed, lr=options.lr, output_dir=str(model)))
             runs += await asked.runs(model, f"stage 3 from {name}, price {price}")
     return runs

@@ -93,7 +93,7 @@ class PriceRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class RLRecipe:
-    """Keys of stage rl. A rollout is a question, answered by a strategy with sampled tokens."""
+    """Keys of stage rl. A rollout is a question that a strategy answers with sampled tokens."""
 
     index: str
     """Retriever of the rollouts: a directory of `rag-train index`, or another PLACE of `rag-train eval --index`."""
