@@ -16,7 +16,6 @@ from rag_train.errors import UserError
 
 if TYPE_CHECKING:
     from rag_train.llm.base import Completion, Sampling
-    from rag_train.llm.vllm import VLLMEngine
     from rag_train.miniworld.world import World
     from rag_train.schema import Question
     from rag_train.training.recipe import TrainRecipe
@@ -120,9 +119,15 @@ async def timed(work: Sequence[Coroutine[Any, Any, Any]], *, at_once: bool) -> f
     return time.perf_counter() - start
 
 
-async def batch_seconds(engine: VLLMEngine, calls: Sequence[tuple[str, Sampling]]) -> float:
+async def empty_cache(engine: Any) -> None:
+    """Empty vLLM's prefix cache; other engines have none."""
+    if hasattr(engine, "reset"):
+        await engine.reset()
+
+
+async def batch_seconds(engine: Any, calls: Sequence[tuple[str, Sampling]]) -> float:
     """Empty the prefix cache, make all calls at once, and return the seconds that they take."""
-    await engine.reset()
+    await empty_cache(engine)
     return await timed([engine.complete(prompt, sampling) for prompt, sampling in calls], at_once=True)
 
 

@@ -18,7 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from rag_train.eval.benchmarks.common import Recorder, benchmark_parser, mini_world, stage3_recipe, timed
+from rag_train.eval.benchmarks.common import (
+    Recorder,
+    batch_seconds,
+    benchmark_parser,
+    empty_cache,
+    mini_world,
+    stage3_recipe,
+)
 
 WANTED = 0.8
 """Wanted ratio of the rollouts' tokens a second to those of one batch."""
@@ -77,14 +84,11 @@ async def throughput(engine: str, folder: Path, options: argparse.Namespace) -> 
             recorder: Any = Recorder(llm)
             retriever = AsyncRetriever(open_retriever(str(folder / "index")))
             rollouts = Rollouts(recipe.rl, recorder, retriever, recipe.max_tokens)
-            await _reset(llm)
+            await empty_cache(llm)
             start = time.perf_counter()
             await rollouts.sample(asked, str(number))
             seconds = time.perf_counter() - start
-            await _reset(llm)
-            batch = await timed(
-                [llm.complete(prompt, sampling) for prompt, sampling in recorder.calls], at_once=True
-            )
+            batch = await batch_seconds(llm, recorder.calls)
             if number:  # the first round warms up
                 rates["rollouts"].append(recorder.tokens / seconds)
                 rates["batch"].append(recorder.tokens / batch)
@@ -96,12 +100,6 @@ async def throughput(engine: str, folder: Path, options: argparse.Namespace) -> 
         "ratio": statistics.median(ratios),
         "ratio_range": [min(ratios), max(ratios)],
     }
-
-
-async def _reset(llm: Any) -> None:
-    """Empty vLLM's prefix cache; transformers has none."""
-    if hasattr(llm, "reset"):
-        await llm.reset()
 
 
 def step_times(engine: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class RLRecipe:
     passages: Count = 3
     """Passages that a retrieval returns."""
     instructions: bool = True
-    """Whether prompts begin with DeepRAG's instruction, as in the records of Stages I and II."""
+    """Whether prompts begin with the strategy's instruction, like DeepRAG's in the records of Stages I and II."""
     strategy: Literal["deeprag", "planrag", "search-r1"] = "deeprag"
     """Strategy of the rollouts. deeprag and planrag start from a model that writes their format. search-r1 (Jin et
     al. 2025) can start from any model that follows instructions. With planrag, the planner is trained; the other
