@@ -13,6 +13,7 @@ from rag_train.training.processes import check_processes
 
 SCRIPT = """
 import sys
+import time
 from pathlib import Path
 from accelerate import PartialState
 from rag_train.errors import UserError
@@ -30,6 +31,9 @@ for folder, data in ((shared, "same"), (own, "same"), (shared, f"data of {rank}"
     except UserError as error:
         said = str(error)
     (shared / f"{rank}.txt").open("a").write(said + "\\n")
+(shared / f"{rank}.done").touch()
+while not (shared / f"{1 - rank}.done").exists():  # an end breaks the connection, which the other may be reading
+    time.sleep(0.1)
 """
 
 
@@ -44,11 +48,13 @@ def test_processes_with_other_directories_or_data_are_refused(tmp_path: Path):
     script.write_text(SCRIPT)
     shared.mkdir()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
-    subprocess.run([*command, str(shared)], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run([*command, str(shared)], env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
     first, second = ((shared / f"{rank}.txt").read_text().splitlines() for rank in range(2))
     assert first == second
     agreed, directory, data = first
     assert agreed == "agreed"
     assert "cannot see the files of" in directory and "that all machines share" in directory
     assert "differ in data_sha256; copy the same recipe" in data
-    assert {file.name for file in shared.iterdir()} == {"0", "1", "0.txt", "1.txt"}
+    assert {file.name for file in shared.iterdir()} == {"0", "1", "0.txt", "1.txt", "0.done", "1.done"}
