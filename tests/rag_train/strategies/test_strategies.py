@@ -58,7 +58,7 @@ def test_every_strategy_runs_on_the_real_engine(mini_world, mini_model: Path, mi
     )
     kinds = {"sparse": lucene, "dense": bm25, "web": bm25}
     # An untrained model's turns have no end: five of 500 tokens exceed its context.
-    specs = ["search-r1:max_tokens=100" if name == "search-r1" else name for name in STRATEGIES]
+    specs = ["search-r1,max_tokens=100" if name == "search-r1" else name for name in STRATEGIES]
 
     async def go() -> None:
         with_attention = TransformersEngine.start(str(mini_model))
