@@ -210,7 +210,8 @@ class TransformersEngine:
         self.model.set_adapter(self._adapters[adapter])
 
     def _generate(self, prompts: list[list[int]], samplings: list[Sampling]) -> list[Completion]:
-        with self._lock:
+        # A thread begins with the first GPU, also in a process whose model is on another.
+        with self._lock, torch.cuda.device_of(next(self.model.parameters())):
             self._use(samplings[0].adapter)
             return self._generate_with(prompts, samplings[0], [each.seed for each in samplings])
 

@@ -101,15 +101,16 @@ class RLRecipe:
     """Passages that a retrieval returns."""
     instructions: bool = True
     """Whether prompts begin with the strategy's instruction, like DeepRAG's in the records of Stages I and II."""
-    strategy: Literal["deeprag", "planrag", "search-r1"] = "deeprag"
-    """Strategy of the rollouts. deeprag and planrag start from a model that writes their format. search-r1 (Jin et
-    al. 2025) can start from any model that follows instructions. With planrag, the planner is trained; the other
-    modules answer greedily with the same weights."""
+    strategy: Literal["deeprag", "dualrag", "planrag", "search-r1"] = "deeprag"
+    """Strategy of the rollouts. deeprag, dualrag and planrag start from a model that writes their formats.
+    search-r1 (Jin et al. 2025) can start from any model that follows instructions. With dualrag, all modules are
+    trained, by one call of each rollout, drawn at random. With planrag, the planner is trained; the other modules
+    answer greedily with the same weights."""
     max_steps: Count = 6
-    """Maximum number of subqueries, after which the controller must answer; with search-r1, of turns before the
-    last. Not for planrag."""
+    """Maximum number of subqueries, after which the controller must answer; with dualrag, of retrieval rounds; with
+    search-r1, of turns before the last. Not for planrag."""
     call_tokens: Count = 256
-    """Maximum number of tokens of an engine call. Not for planrag."""
+    """Maximum number of tokens of an engine call. Not for dualrag and planrag, whose modules have limits."""
     group: Annotated[int, Field(ge=2)] = 8
     """Rollouts of each question, whose rewards are compared. Divides the rollouts of a step, which are batch_size
     times gradient_accumulation, or global_batch."""
@@ -118,6 +119,9 @@ class RLRecipe:
     engine: Literal["transformers", "vllm"] = "transformers"
     """Engine of the rollouts. transformers: the trained model itself. vllm: on the same GPU, with a copy of the
     weights; faster, and new weights are sent to it at every step."""
+    ahead: bool = False
+    """With engine vllm: make the rollouts of the next generation while the model trains on those of this one. Their
+    weights are older by one generation; see correction."""
     gpu_memory: Annotated[float, Field(gt=0, lt=1)] = 0.4
     """With engine vllm: share of the GPU's memory that vLLM uses, for weights and key-value cache."""
     reward: RewardRecipe = field(default_factory=RewardRecipe)
@@ -280,6 +284,10 @@ class TrainRecipe:
                 raise UserError(
                     f"{key}: not possible in stage rl, which prompts as `rag-train eval` does; remove it"
                 )
+        if self.rl.ahead and self.rl.engine != "vllm":
+            raise UserError(
+                "rl.ahead: engine transformers samples with the model that trains meanwhile; set rl.engine=vllm"
+            )
         if self.rl.credit == "tree" and self.rl.strategy != "deeprag":
             raise UserError(
                 f"rl.credit=tree: rl.strategy={self.rl.strategy} has no decisions between two texts; set "

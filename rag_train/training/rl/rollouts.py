@@ -24,6 +24,7 @@ from rag_train.schema import Decision, Question, Trajectory
 from rag_train.strategies.base import Kit, Strategy
 from rag_train.strategies.baselines.search_r1 import SearchR1
 from rag_train.strategies.deeprag import DeepRAG
+from rag_train.strategies.dualrag import DualRAG
 from rag_train.strategies.planrag import PlanRAG
 from rag_train.training.recipe import RLRecipe
 from rag_train.training.rl.rewards import total, weights
@@ -122,7 +123,7 @@ class Rollouts:
             raise UserError(
                 f"question {question.id!r}: its prompt exceeds the model's context; remove it from data"
             )
-        row = encode_rollout(self._llm.tokenizer, sampler.turns, self._max_tokens)
+        row = encode_rollout(self._llm.tokenizer, self._trained(sampler.turns, seed), self._max_tokens)
         states = [number for number in row.decisions if number < len(trajectory.steps)]
         branch = None
         if self._recipe.credit == "tree" and states:
@@ -130,6 +131,18 @@ class Rollouts:
             branch = await self._branch(question, trajectory, number, seed, spent)
         read, written = sum(each.prompt_tokens for each in spent), sum(each.completion_tokens for each in spent)
         return Rollout(trajectory, total(question, trajectory, self._weights), row, branch, read, written)
+
+    def _trained(self, turns: list[Turn], seed: str) -> list[Turn]:
+        """Return the calls that are trained.
+
+        The calls of DualRAG's modules read a text each. One of them is trained, drawn at random: in expectation the
+        gradient is the mean over the calls.
+        """
+        if self._recipe.strategy != "dualrag":
+            return turns
+        # Calls that are made at the same time end in any order.
+        ordered = sorted(turns, key=lambda turn: (turn.prompt, turn.written))
+        return [random.Random(f"{seed}/call").choice(ordered)]
 
     async def _branch(
         self, question: Question, trajectory: Trajectory, number: int, seed: str, spent: list[Usage]
@@ -154,6 +167,8 @@ class Rollouts:
                 return self._deeprag(sampler)
             case "search-r1":
                 return SearchR1(self._kit(sampler), name=name, turns=turns, max_tokens=tokens)
+            case "dualrag":
+                return DualRAG(self._kit(sampler), name=name, max_iterations=turns)
             case "planrag":
                 kit = self._kit(Counted(self._llm, spent))
                 return PlanRAG(replace(kit, models={"planner": sampler}), name=name)

@@ -3,12 +3,12 @@
 TRL computes rewards, group advantages, importance weights, the clipped loss and the metrics. Ours: the rollouts
 (TRL's ``rollout_func``), an advantage for each token, and the dropping of groups without variance.
 
-The rollouts of a step are those of its weights (`rag_train.training.rl.policy`).
+The rollouts of a step are those of its weights (`rag_train.training.rl.policy`). With ``rl.ahead`` they are those
+of the weights one generation before, and are made while the model trains.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import time
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -32,6 +33,7 @@ from rag_train.training.data import DataReport
 from rag_train.training.failures import FiniteLossTrainer
 from rag_train.training.memory import current_sharding
 from rag_train.training.recipe import TrainRecipe
+from rag_train.training.rl.ahead import Background, Begun, Foreseen
 from rag_train.training.rl.policy import Policy, SharedPolicy, VLLMPolicy
 from rag_train.training.rl.rewards import PARTS, weights
 from rag_train.training.rl.rollouts import Rollout, Rollouts
@@ -52,12 +54,13 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
         super().__init__(reward_funcs=[_reward(name) for name in PARTS], rollout_func=self._roll_out, **arguments)
         assert recipe.rl is not None
         self._recipe = recipe.rl
-        self._runner = asyncio.Runner()  # the event loop of the engine and of all rollouts
-        self._policy = self._runner.run(self._start(recipe, checkpoints))
+        self._background = Background()  # the event loop of the engine and of all rollouts
+        self._policy = self._background.run(self._start(recipe, checkpoints))
         self._rollouts = Rollouts(recipe.rl, self._policy, retriever, recipe.max_tokens)
         self._made: list[Rollout] = []
+        self._begun: Begun | None = None
         # TRL weights and logs the difference between engine and trainer only for vLLM, by log-probabilities alone.
-        # Before the rollouts of a step it calls `sync_weights`.
+        # It calls `sync_weights` before the rollouts of a step.
         own: Any = self
         self.use_vllm, self.vllm_generation, self._last_loaded_step = True, own, -1
 
@@ -72,28 +75,34 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
         try:
             return super().train(*arguments, **named)
         finally:
-            self._runner.run(self._policy.aclose())
-            self._runner.close()
+            if self._begun:
+                self._begun.made.cancel()
+            self._background.run(self._policy.aclose())
+            self._background.close()
 
     def sync_weights(self) -> None:
-        """Give the engine the weights of this step."""
-        start = time.perf_counter()
-        self._runner.run(self._policy.update(self.model, self.state.global_step))
-        self._metrics["train"]["update_time"].append(time.perf_counter() - start)
+        """Do nothing: `_roll_out` sends the weights, after the rollouts that were begun ahead."""
 
     def _roll_out(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
-        """Make a rollout for each prompt; ``trainer`` is this trainer."""
-        questions = [Question.model_validate_json(prompt) for prompt in prompts]
-        seed = f"{self.args.seed}/{self.state.global_step}"
-        first = self.accelerator.process_index * len(questions)
-        model: Any = self.model
-        start = time.perf_counter()
-        model.eval()  # gradient checkpointing would switch off the cache of keys and values
-        try:
-            self._made = self._runner.run(self._rollouts.sample(questions, seed, first))
-        finally:
-            model.train()
+        """Make a rollout for each prompt, or return those begun ahead; ``trainer`` is this trainer."""
+        start, begun, self._begun = time.perf_counter(), self._begun, None
+        ahead = begun.made.result() if begun else []  # no call may be in flight when the weights change
+        made = ahead if begun and begun.prompts == prompts else None
+        waited = time.perf_counter() - start
+        self._background.run(self._policy.update(self.model, self.state.global_step))
+        self._metrics["train"]["update_time"].append(time.perf_counter() - start - waited)
+        start = time.perf_counter() - waited
+        if made is None:
+            model: Any = self.model
+            model.eval()  # gradient checkpointing would switch off the cache of keys and values
+            try:
+                made = self._begin(prompts, self.state.global_step).made.result()
+            finally:
+                model.train()
         self._metrics["train"]["rollout_time"].append(time.perf_counter() - start)
+        self._made = made
+        if self._recipe.ahead and (following := self._following()):
+            self._begun = self._begin(following, self.state.global_step + self._recipe.updates)
         rows = [rollout.row for rollout in self._made]
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
@@ -102,6 +111,45 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
             "env_mask": [row.trained for row in rows],
             "trajectory": [rollout.trajectory for rollout in self._made],
         }
+
+    def _begin(self, prompts: list[str], step: int) -> Begun:
+        """Begin the rollouts of ``prompts``, on which the model trains at ``step``."""
+        questions = [Question.model_validate_json(prompt) for prompt in prompts]
+        first = self.accelerator.process_index * len(questions)
+        seed = f"{self.args.seed}/{step}"
+        return Begun(prompts, self._background.begin(self._rollouts.sample(questions, seed, first)))
+
+    def _get_train_sampler(self, *arguments: Any, **named: Any) -> Sampler:
+        self._order = Foreseen(super()._get_train_sampler(*arguments, **named))
+        return self._order
+
+    def _following(self) -> list[str]:
+        """Return the prompts of this process in the generation after this one, none at the end of an epoch.
+
+        TRL's sampler names the rows of a generation, of one process after the other, as often as it has batches.
+        """
+        settings: Any = self.args
+        dataset: Any = self.train_dataset
+        size, times = settings.generation_batch_size, settings.steps_per_generation
+        order, each = self._order.order, size // self.accelerator.num_processes
+        generation = self.state.global_step // self._recipe.updates % (len(order) // (size * times)) + 1
+        place = generation * size * times + self.accelerator.process_index * each
+        return [dataset[row]["prompt"] for row in order[place : place + each]]
+
+    def _save_checkpoint(self, *arguments: Any, **named: Any) -> None:
+        super()._save_checkpoint(*arguments, **named)
+        if self._begun:
+            self._begun.save(self._ahead_file(f"checkpoint-{self.state.global_step}"))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint and (file := self._ahead_file(Path(checkpoint).name)).exists():
+            self._begun = Begun.load(file)
+
+    def _ahead_file(self, checkpoint: str) -> Path:
+        """Return the file in a checkpoint with the rollouts that this process has begun ahead."""
+        assert self.args.output_dir is not None
+        return Path(self.args.output_dir) / checkpoint / f"ahead-{self.accelerator.process_index}.json"
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Add to TRL's batch an advantage for each token; mask the groups in which every advantage is 0."""

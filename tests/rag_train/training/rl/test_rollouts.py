@@ -130,3 +130,39 @@ def test_the_plan_alone_is_sampled_and_trained():
     assert "Who is he?" in TOKENIZER.decode([token for token, flag in pairs if flag])
     assert "Rome" not in TOKENIZER.decode(rollout.row.completion_ids)
     assert rollout.read == 20 and rollout.written == sum(c.completion_tokens for c in rollout.trajectory.calls)
+
+
+class Thinks(Writes):
+    """DualRAG's modules: they search for an entity, summarize what they found, and then know enough."""
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        self.samplings.append(sampling)
+        more = "true" if "Knowledge: nothing" in prompt else "false"
+        texts = {
+            "Reasoner:": f'{{"thought": "Who is he?", "retrieve": {more}}}',
+            "Entities:": '[{"entity": "he", "queries": ["him"]}, {"entity": "she", "queries": ["her"]}]',
+            "Summary:": " He is of Rome.",
+            "Answer:": " Rome",
+        }
+        [text] = [text for lead, text in texts.items() if prompt.rstrip().endswith(lead)]
+        ids = TOKENIZER(text)["input_ids"]
+        return Completion(
+            text, tuple(ids), Usage(10, len(ids)), logprobs=tuple((TokenLogprob(i, "", -1.0),) for i in ids)
+        )
+
+
+def test_one_call_of_dualrags_modules_is_trained_at_random():
+    recipe = RLRecipe(index="", instructions=False, strategy="dualrag", price=PriceRecipe(retrievals=0.25))
+    engine, found = Thinks(""), Found([Passage(id="p", title="T", text="He is of Rome.")])
+    made = asyncio.run(Rollouts(recipe, engine, found, 999).sample([QUESTION] * 40, "seed"))
+    assert [(each.reward, each.trajectory.answer, len(each.trajectory.calls)) for each in made] == [
+        (0.5, "Rome", 6)
+    ] * 40
+    assert all(sampling.temperature == 1 and sampling.json_schema is None for sampling in engine.samplings)
+    trained = [
+        TOKENIZER.decode([t for t, flag in zip(each.row.completion_ids, each.row.trained, strict=True) if flag])
+        for each in made
+    ]
+    ends = ['"retrieve": true}', '"retrieve": false}', '["her"]}]', "He is of Rome.", "Rome"]
+    assert {end: any(text.endswith(end) for text in trained) for end in ends} == dict.fromkeys(ends, True)
+    assert all(each.row.lost == 0 and text.endswith(tuple(ends)) for each, text in zip(made, trained, strict=True))
