@@ -130,7 +130,6 @@ def preset_keys(name: str) -> dict[str, Any]:
         "model": preset.hub,
         "batch_size": 1,
         "global_batch": EXAMPLES_PER_STEP,
-        "precision": "bf16",
         "gradient_checkpointing": large,
     }
     if adapters:

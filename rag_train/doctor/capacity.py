@@ -45,6 +45,7 @@ def training(preset: Preset, lora: LoraRecipe | None, devices: int) -> float:
         output_dir="",
         lr=1e-5,
         epochs=1,
+        precision="bf16",
         gradient_checkpointing=True,
         lora=lora,
         sft=SFTRecipe(pack_tokens=TOKENS),

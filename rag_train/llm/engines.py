@@ -28,7 +28,8 @@ class EngineConfig:
     load; openai: servers with OpenAI's completions, such as `vllm serve`; chat: servers with chat completions only,
     such as those of closed models."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number format of the weights; auto: the format in which they were saved (vllm, transformers)."""
+    """Number format of the weights; auto: the format in which they were saved, but float32 on processors without
+    instructions for bf16, where that is many times slower (vllm, transformers)."""
     max_context: Count | None = None
     """Maximum length of prompt and continuation in tokens; null: the model's own limit (vllm)."""
     max_lora_rank: Count | None = None

@@ -27,6 +27,7 @@ from rag_train.errors import PromptTooLong, UserError
 from rag_train.llm.base import Completion, EngineError, Sampling, TokenLogprob, Usage
 from rag_train.llm.checkpoint import beginning, check_adapter, check_checkpoint, encode, load_tokenizer
 from rag_train.llm.log import starting
+from rag_train.precision import fast_dtype
 
 if TYPE_CHECKING:
     from xgrammar import GrammarCompiler
@@ -94,6 +95,8 @@ class TransformersEngine:
     ) -> TransformersEngine:
         """Load ``model`` (a local directory or a hub name), with the library's output in the log file.
 
+        ``dtype`` is the number format of the weights; ``auto`` for the format in which they were saved, but float32
+        on processors without instructions for bf16.
         ``tokenizer`` is a directory or hub name, None for the model's own; for ``thinking`` see `load_tokenizer`.
 
         Raises UserError if the directory is not a valid checkpoint or the model cannot be loaded.
@@ -103,7 +106,7 @@ class TransformersEngine:
         with starting("transformers", model):
             encoder_decoder = AutoConfig.from_pretrained(model).is_encoder_decoder
             loader = AutoModelForSeq2SeqLM if encoder_decoder else AutoModelForCausalLM
-            loaded = loader.from_pretrained(model, dtype=dtype, device_map=device)
+            loaded = loader.from_pretrained(model, dtype=fast_dtype(dtype), device_map=device)
         return cls(loaded, load_tokenizer(tokenizer or model, thinking), Path(model).name, max_batch)
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:

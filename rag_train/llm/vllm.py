@@ -14,6 +14,7 @@ from rag_train.llm.base import Completion, EngineError, Sampling, TokenLogprob, 
 from rag_train.llm.checkpoint import check_adapter, check_checkpoint, encode, load_tokenizer
 from rag_train.llm.log import log_file, starting
 from rag_train.llm.processes import tie
+from rag_train.precision import fast_dtype
 from rag_train.progress import console
 from rag_train.provenance import cores
 
@@ -74,7 +75,8 @@ class VLLMEngine:
         Args:
             model: local directory or hub name.
             max_context: maximum length of prompt and continuation in tokens; None for the model's own limit.
-            dtype: number format of the weights; ``auto`` for the format in which they were saved.
+            dtype: number format of the weights; ``auto`` for the format in which they were saved, but float32 on
+                processors without instructions for bf16.
             seed: seed of calls without one.
             kv_cache_bytes: size of the key-value cache; None for all free memory on a GPU and 1 GiB on a CPU.
             max_lora_rank: maximum rank of the adapters that calls may select; None if no call selects an adapter.
@@ -124,7 +126,7 @@ class VLLMEngine:
                 AsyncEngineArgs(
                     model=model,
                     max_model_len=max_context,  # pyrefly: ignore[bad-argument-type]
-                    dtype=dtype,  # pyrefly: ignore[bad-argument-type]
+                    dtype=fast_dtype(dtype),  # pyrefly: ignore[bad-argument-type]
                     seed=seed,
                     kv_cache_memory_bytes=kv_cache_bytes or (2**30 if on_cpu else None),
                     enable_prefix_caching=True,

@@ -23,6 +23,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from rag_train.miniworld.recipe import PretrainConfig
 from rag_train.miniworld.text import VERSION, TextSource, build_tokenizer
 from rag_train.miniworld.world import World
+from rag_train.precision import has_bf16
 from rag_train.progress import progress
 from rag_train.provenance import code_version, machine
 from rag_train.training.masking import IGNORE, encode_segments
@@ -132,8 +133,8 @@ def pretrain(world: World, config: PretrainConfig, on_step: Callable[[int, float
     """Train the model from scratch and return (model, tokenizer). Calls ``on_step(step, loss)`` after every step.
 
     Uses AdamW with a warm-up, a constant learning rate and a linear cool-down, and bf16 autocast over float32
-    weights. With many small steps, the model learns to read earlier than with few large steps over the same number
-    of tokens.
+    weights where the processor has bf16. With many small steps, the model learns to read earlier than with few
+    large steps over the same number of tokens.
     """
     tokenizer = build_tokenizer(world)
     model = build_model(config, tokenizer)
@@ -143,6 +144,7 @@ def pretrain(world: World, config: PretrainConfig, on_step: Callable[[int, float
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, fused=True
     )
+    bf16 = has_bf16()
     for step in range(config.steps):
         source.progress = step / config.steps
         left = 1 - source.progress
@@ -150,7 +152,7 @@ def pretrain(world: World, config: PretrainConfig, on_step: Callable[[int, float
         for group in optimizer.param_groups:
             group["lr"] = config.lr * scale
         ids, labels, positions = next(batches)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             hidden = model.model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
             trained = labels != IGNORE
             logits = model.lm_head(hidden[trained])

@@ -214,8 +214,9 @@ class TrainRecipe:
     batch_size times gradient_accumulation times the number of devices."""
     gradient_accumulation: Count = 1
     """Forward passes per optimizer step; an error with global_batch."""
-    precision: Literal["bf16", "fp32"] = "bf16"
-    """bf16: mixed precision; the weights stay in fp32 unless adapters or DeepSpeed are used."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """bf16: mixed precision; the weights stay in fp32 unless adapters or DeepSpeed are used. auto: bf16, but fp32
+    on processors and GPUs that have no instructions for bf16, where it is many times slower."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: needs less memory and is about 20% slower."""
     attention: Literal["auto", "flex", "sliced", "sdpa"] = "auto"

@@ -25,6 +25,7 @@ from typing import Any
 
 from rag_train.errors import UserError
 from rag_train.files import sha256, write_text
+from rag_train.precision import has_bf16
 from rag_train.progress import console
 from rag_train.provenance import code_version, machine, weights_sha256
 from rag_train.recipe import save_recipe
@@ -56,6 +57,7 @@ def train(recipe: TrainRecipe) -> TrainResult:
         raise UserError(f"output_dir {output_dir}: {error.strerror}; choose another directory") from error
 
     quiet_libraries()
+    recipe = _with_precision(recipe, has_bf16())
     from rag_train.training.failures import explain_failures
 
     try:
@@ -81,6 +83,7 @@ def dry_run(recipe: TrainRecipe, device: str | None = None, as_json: bool = Fals
     from rag_train.training.plan import check, plan
 
     named = find_device(device) if device else None
+    recipe = _with_precision(recipe, named is not None or has_bf16())
     _require_packages(recipe)
     _, rows, report = load_data(recipe)
     planned = plan(recipe, rows, report, named)
@@ -89,6 +92,15 @@ def dry_run(recipe: TrainRecipe, device: str | None = None, as_json: bool = Fals
     else:
         Console().print(planned.table())
     check(planned, recipe, rows)
+
+
+def _with_precision(recipe: TrainRecipe, bf16: bool) -> TrainRecipe:
+    """Return the recipe with its precision chosen, for a device that has instructions for ``bf16`` or not."""
+    if recipe.precision == "auto":
+        return replace(recipe, precision="bf16" if bf16 else "fp32")
+    if recipe.precision == "bf16" and not bf16:
+        console.print("precision=bf16: this machine has no instructions for bf16, fp32 would be many times faster")
+    return recipe
 
 
 def _run(recipe: TrainRecipe, identity: dict[str, Any], output_dir: Path, checkpoints: Path) -> TrainResult:
@@ -103,7 +115,7 @@ def _run(recipe: TrainRecipe, identity: dict[str, Any], output_dir: Path, checkp
     from rag_train.training.validation import Validation
 
     settled = recipe.on(current_sharding().processes)
-    check_processes(checkpoints, identity)
+    check_processes(checkpoints, identity | {"precision": recipe.precision})
     tokenizer, rows, report = load_data(recipe)
     held_out = _held_out(recipe, tokenizer)
     planned = plan(recipe, rows, report)

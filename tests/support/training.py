@@ -91,7 +91,8 @@ def recipe_in(work: Path, output: Path, **keys: Any) -> TrainRecipe:
     """Return a recipe for the model and data of the fixture ``work``; ``keys`` replace its settings."""
     stage = keys.get("stage", "sft")
     defaults = {"stage": stage, "model": str(work / "model"), "data": work / f"{stage}.jsonl"}
-    defaults |= {"output_dir": str(output), "lr": 1e-2, "epochs": 3, "batch_size": 4, "logging_steps": 1}
+    defaults |= {"output_dir": str(output), "lr": 1e-2, "epochs": 3, "batch_size": 4}
+    defaults |= {"precision": "bf16", "logging_steps": 1}
     return TrainRecipe(**(defaults | keys))
 
 

@@ -42,7 +42,7 @@ def test_keys_of_the_recipe_and_of_the_command_line_win(tmp_path: Path):
     assert named.model == "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
-OWN = ("model", "batch_size", "global_batch", "precision", "gradient_checkpointing", "lora", "quantize")
+OWN = ("model", "batch_size", "global_batch", "gradient_checkpointing", "lora", "quantize")
 
 
 @given(st.sampled_from(sorted(PRESETS)), st.sets(st.sampled_from(OWN)))

@@ -93,7 +93,15 @@ def seven_billion(processes: int, **keys: Any) -> Plan:
     """The plan of Qwen2.5-7B with 1,024 rows of 8,192 tokens, half of them trained, under ZeRO-3 on H100s."""
     keys = {"stage": "sft", "sft": SFTRecipe(pack_tokens=8192), "gradient_checkpointing": True} | keys
     recipe = TrainRecipe(
-        model="7b", data=Path(), output_dir="", lr=1e-5, epochs=1, global_batch=8, save_steps=50, **keys
+        model="7b",
+        data=Path(),
+        output_dir="",
+        lr=1e-5,
+        epochs=1,
+        precision="bf16",
+        global_batch=8,
+        save_steps=50,
+        **keys,
     ).on(processes)
     model, sharding = sizes(PRESETS["qwen2.5-7b"]), Sharding(3, processes, deepspeed=True)
     passes = Epoch(6990, 1024, 1024 * 8192, 1024 * 4096, Pass(8192, 4096))
