@@ -1,8 +1,9 @@
 """`make test` in fresh clones, some of them with all cores kept busy by something else.
 
-Each run installs everything into an empty directory, as a newcomer does. The busy runs come first; meanwhile as
-many processes as there are cores compute in an endless loop. Writes fresh_clones.json after each run; runs of the
-same commit in that file are kept, and counted.
+Each run installs everything into an empty directory, as a newcomer does. The busy runs come last; meanwhile as
+many processes as there are cores compute in an endless loop. The last run also counts the lines of code that the
+tests' processes execute. Writes fresh_clones.json after each run; runs of the same commit in that file are kept,
+and counted.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from rag_train.eval.benchmarks.common import benchmark_parser
 from rag_train.progress import console
 from rag_train.provenance import cores, save_result
 
+REPORT = "coverage.json"
+COVERAGE = ("--cov=rag_train", "--cov=data_synth", "--cov=eval", "--cov-report=", f"--cov-report=json:{REPORT}")
 SUMMARY = re.compile(r"(\d+) (passed|failed|skipped|error)")
 
 
@@ -40,38 +43,48 @@ def main() -> None:
     commit = head.stdout.strip()
     runs = before["runs"] if before.get("commit") == commit else []
     for number in range(len(runs), options.runs):
-        runs.append(run(commit, busy=number < options.busy))
+        last = number == options.runs - 1
+        runs.append(run(commit, busy=number >= options.runs - options.busy, coverage=last))
         console.print(json.dumps(runs[-1]))
         save_result(file, {"commit": commit, "runs": runs})
 
 
-def run(commit: str, busy: bool) -> dict[str, Any]:
-    """Clone, install and test, and return the seconds of it and the numbers of tests by outcome."""
+def run(commit: str, busy: bool, coverage: bool = False) -> dict[str, Any]:
+    """Clone, install and test, and return the seconds of it and the numbers of tests by outcome.
+
+    With ``coverage``, the result also has the number of ``lines`` of code and the number of ``covered`` ones.
+    """
     with tempfile.TemporaryDirectory(prefix="fresh-clone-") as name, loops(cores() if busy else 0):
         clone = Path(name) / "clone"
         subprocess.run(["git", "clone", "--quiet", Path.cwd(), clone], check=True)
         subprocess.run(["git", "checkout", "--quiet", commit], cwd=clone, check=True)
         # A make that runs this benchmark must not pass its options on.
-        make: dict[str, Any] = {
-            "cwd": clone,
-            "capture_output": True,
-            "env": {name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
-        }
+        env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        make: dict[str, Any] = {"cwd": clone, "capture_output": True, "env": env}
         start = time.perf_counter()
         subprocess.run(["make", ".venv/.ready"], check=True, **make)
         installed = time.perf_counter() - start
+        if coverage:
+            subprocess.run([".venv/bin/python", "-m", "pip", "install", "-q", "pytest-cov"], check=True, **make)
+            env["PYTEST_ADDOPTS"] = " ".join(COVERAGE)
         tested = subprocess.run(["make", "test"], text=True, check=False, **make)
         seconds = time.perf_counter() - start
+        lines = _lines(clone) if coverage else {}
     [*_, last] = tested.stdout.strip().splitlines()
     counts = {outcome: int(count) for count, outcome in SUMMARY.findall(last)}
     if tested.returncode:
         console.print(tested.stdout[-5000:] + tested.stderr[-2000:], markup=False)
-    return {
-        "busy": busy,
-        "green": tested.returncode == 0,
-        "seconds": seconds,
-        "install_seconds": installed,
-    } | counts
+    result = {"busy": busy, "green": tested.returncode == 0, "seconds": seconds, "install_seconds": installed}
+    return result | counts | lines
+
+
+def _lines(clone: Path) -> dict[str, int]:
+    """Return the number of lines of code and how many were executed; nothing if the tests wrote no report."""
+    try:
+        totals = json.loads((clone / REPORT).read_text(encoding="utf-8"))["totals"]
+    except FileNotFoundError:
+        return {}
+    return {"lines": totals["num_statements"], "covered": totals["covered_lines"]}
 
 
 @contextmanager

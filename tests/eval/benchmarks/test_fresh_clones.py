@@ -11,15 +11,17 @@ from rag_train.eval.benchmarks import fresh_clones
 
 MAKEFILE = """
 .venv/.ready:
-\tmkdir -p .venv && touch $@
+\tmkdir -p .venv/bin && cp /bin/true .venv/bin/python && touch $@
 test: .venv/.ready
+\t@case "$$PYTEST_ADDOPTS" in *--cov=eval*json:*) \\
+\t\techo '{{"totals": {{"num_statements": 10, "covered_lines": 9}}}}' > "$${{PYTEST_ADDOPTS##*json:}}";; esac
 \t@test ! -e untracked && echo '3 passed, 1 skipped in 2s'; exit {code}
 """
 
 
-@pytest.mark.parametrize(("code", "green"), [(0, True), (1, False)])
+@pytest.mark.parametrize(("code", "green", "coverage"), [(0, True, False), (1, False, False), (0, True, True)])
 def test_runs_make_in_a_clone_of_the_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, green: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, green: bool, coverage: bool
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "Makefile").write_text(MAKEFILE.format(code=code))
@@ -27,9 +29,10 @@ def test_runs_make_in_a_clone_of_the_commit(
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *command], check=True)
     (tmp_path / "untracked").touch()
-    found = fresh_clones.run("HEAD", busy=False)
+    found = fresh_clones.run("HEAD", busy=False, coverage=coverage)
     assert found["seconds"] >= found["install_seconds"] > 0
     assert (found["green"], found["passed"], found["skipped"], found["busy"]) == (green, 3, 1, False)
+    assert (found.get("lines"), found.get("covered")) == ((10, 9) if coverage else (None, None))
 
 
 def test_loops_end(monkeypatch: pytest.MonkeyPatch):
