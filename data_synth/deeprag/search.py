@@ -43,8 +43,9 @@ class SearchConfig:
     """When an answer is correct. exact: it equals an accepted answer after normalisation; contains: it contains an
     accepted answer."""
     verify: bool = False
-    """End a branch whose answer contains no answer of the question's annotated decomposition, so that no trajectory
-    is right by luck. Questions without a decomposition are searched as usual. Ours."""
+    """End a branch whose answer contains no answer of the question's annotated decomposition, except those that its
+    subquery names, so that no trajectory is right by luck. Questions without a decomposition are searched as usual.
+    Ours."""
     gold_fallback: bool = False
     """If no trajectory is correct, try one more that retrieves at each step and is given the gold passages."""
     max_tokens: int = 64
@@ -234,7 +235,10 @@ class TreeSearch:
     def _may_be_right(self, node: Node, question: Question) -> bool:
         if not self._config.verify or not question.decomposition:
             return True
-        return contains(node.steps[-1].answer, [gold.short for gold in question.decomposition])
+        step = node.steps[-1]
+        # An answer also repeats words of its subquery, which may name the answer of an earlier step.
+        gold = [gold.short for gold in question.decomposition]
+        return contains(step.answer, [answer for answer in gold if not contains(step.subquery, [answer])])
 
     def _is_correct(self, answer: str, question: Question) -> bool:
         match = exact_match if self._config.match == "exact" else contains

@@ -65,18 +65,24 @@ def test_expands_nodes_in_order_of_retrievals():
 
 
 def test_verified_search_keeps_no_trajectory_that_is_right_by_luck():
-    """The model's memory is wrong, its reading right, and its final answer right in any case."""
+    """The model's memory is wrong, its reading right, and its final answer right in any case.
+
+    The subquery names an answer of the decomposition, and so does every answer to it.
+    """
 
     class Lucky(TreeModel):
         async def complete(self, prompt: str, sampling: Sampling) -> Completion:
             steps = deeprag.parse(prompt.partition("\n")[2]).steps
             if prompt.endswith(deeprag.INTERMEDIATE):
-                text = " Lima." if deeprag.SEARCH in prompt else " Rome."
+                text = " In Peru it is Lima." if deeprag.SEARCH in prompt else " In Peru it is Rome."
             else:
-                text = f"{deeprag.FINAL} right" if steps else f"{deeprag.FOLLOW_UP} Of which capital?"
+                text = f"{deeprag.FINAL} right" if steps else f"{deeprag.FOLLOW_UP} Which is the capital of Peru?"
             return Completion(text=text, token_ids=(0,), usage=Usage(1, 1), stop="\n")
 
-    gold = GoldStep(subquery="What is the capital?", answer="It is Lima.", value="Lima")
+    gold = [
+        GoldStep(subquery="Which is the country?", answer="It is Peru.", value="Peru"),
+        GoldStep(subquery="What is its capital?", answer="It is Lima.", value="Lima"),
+    ]
 
     def kept(question: Question, *, verify: bool) -> str:
         searcher = TreeSearch(Lucky(0), AsyncRetriever(OnePassage()), SearchConfig(verify=verify))
@@ -84,9 +90,9 @@ def test_verified_search_keeps_no_trajectory_that_is_right_by_luck():
         assert best is not None
         return best.steps[0].answer
 
-    annotated = QUESTION.model_copy(update={"decomposition": [gold]})
-    assert kept(annotated, verify=False) == kept(QUESTION, verify=True) == "Rome."
-    assert kept(annotated, verify=True) == "Lima."
+    annotated = QUESTION.model_copy(update={"decomposition": gold})
+    assert kept(annotated, verify=False) == kept(QUESTION, verify=True) == "In Peru it is Rome."
+    assert kept(annotated, verify=True) == "In Peru it is Lima."
 
 
 def test_keeps_lines_that_fit_no_format():
