@@ -72,6 +72,9 @@ class DemoRecipe:
     """Imitation learning."""
     stage2: StageRecipe
     """Chain of calibration."""
+    threshold: float = 0.5
+    """After Stage II, DeepRAG searches if the probability of that decision is at least this value. 0.5 follows the
+    model's own decisions. Other values need no new training; choose among them on dev questions."""
     test_questions: int = 300
     """Multi-hop questions to answer."""
     split: Literal["dev", "test"] = "test"

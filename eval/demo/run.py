@@ -95,8 +95,7 @@ def run_demo(
 
 async def _run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) -> SeedResult:
     began = time.perf_counter()
-    key = hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode()).hexdigest()[:8]
-    folder = work / f"seed{seed}-{key}"
+    folder = work / f"seed{seed}-{_key(recipe)}"
     world = open_world(recipe, seed, folder, work, scratch)
     retriever = AsyncRetriever(world.index)
     timings = {"world, index and starting model": time.perf_counter() - began}
@@ -120,7 +119,10 @@ async def _run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) ->
         with step(f"answering, {stage}"):
             for name in strategies:
                 kit = Kit(engine, retriever, instructions=name in world.instructed)
-                kept = Answers(folder / "answers", name, {"model": str(model)})
+                strategy = name
+                if (name, stage) == ("deeprag", LAST):
+                    strategy = f"deeprag,threshold={recipe.threshold}"
+                kept = Answers(folder / "answers", strategy, {"model": str(model)})
                 trajectories[f"{name}, {stage}"] = await kept.ask(kit, world.asked)
         for name in strategies:
             summaries.append(
@@ -176,6 +178,12 @@ async def _run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) ->
     curves.append(_curve("Stage I, imitation learning", stage1, "loss"))
     curves.append(_curve("Stage II, chain of calibration", stage2, "loss", "rewards/margins"))
     return SeedResult(summaries, trajectories, world.asked, known, curves, timings)
+
+
+def _key(recipe: DemoRecipe) -> str:
+    """Return a name for the recipe's data and models, on which its threshold has no influence."""
+    keys = {name: value for name, value in asdict(recipe).items() if name != "threshold"}
+    return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _train(stage: Stage, settings: StageRecipe, model: Path, data: Path, output: Path, seed: int) -> TrainResult:
