@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,8 @@ from rich.progress import Task as RichTask
 from rich.text import Text
 
 console = Console(stderr=True, highlight=False)
+EVERY = 60.0
+"""Seconds between two lines where there is no terminal for a bar, such as in the log of a batch job."""
 
 
 class _Rate(ProgressColumn):
@@ -26,7 +29,7 @@ def progress(label: str, total: int, done: int = 0) -> Iterator[Callable[..., No
     """Show a progress bar, of which ``done`` steps are already completed.
 
     Yields a function ``advance(steps=1, note=None)`` that moves the bar and sets the note at its end. If standard
-    error is not a terminal, a single line is printed at the end.
+    error is not a terminal, a line without the bar is printed every minute, and one with it at the end.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -38,11 +41,17 @@ def progress(label: str, total: int, done: int = 0) -> Iterator[Callable[..., No
     )
     bar = Progress(*columns, console=console)
     task = bar.add_task(label, total=total, completed=done, note="")
+    printed = time.monotonic()
 
     def advance(steps: int = 1, note: str | None = None) -> None:
+        nonlocal printed
         bar.advance(task, steps)
         if note is not None:
             bar.update(task, note=note)
+        if not console.is_terminal and time.monotonic() - printed >= EVERY and not bar.finished:
+            printed = time.monotonic()
+            *shown, end = (column(bar.tasks[0]) for column in columns if not isinstance(column, BarColumn))
+            console.print(*shown, "left", end, soft_wrap=True)
 
     bar.start()
     try:
