@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import pstdev
 from typing import Any
@@ -164,9 +164,10 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
         batch["tool_mask"] = batch["tool_mask"] * kept[:, None].to(completions.device)
         trained = (batch["completion_mask"] * batch["tool_mask"]).sum()
         batch["num_items_in_batch"] = self.accelerator.gather(trained).sum()
-        counts = torch.tensor([*_counts(self._made), kept.sum().item()], dtype=torch.float64)
-        totals = self.accelerator.gather(counts.to(completions.device)[None]).sum(0).tolist()
-        for name, value in _measures(totals).items():
+        counts = _counts(self._made) | {"kept": kept.sum().item()}
+        values = torch.tensor([*counts.values()], dtype=torch.float64).to(completions.device)
+        totals = self.accelerator.gather(values[None]).sum(0).tolist()
+        for name, value in _measures(dict(zip(counts, totals, strict=True))).items():
             self._metrics["train"][name].append(value)
         if self.accelerator.is_main_process:
             self._write_rollouts(batch["advantages"].tolist())
@@ -217,37 +218,32 @@ def _rewards(group: Sequence[Rollout]) -> list[float]:
     return [each.reward for each in group] + [r for b in branches for r in (*b.taken, *b.other)]
 
 
-def _counts(rollouts: Sequence[Rollout]) -> list[float]:
-    """Return the sums over rollouts that `_measures` needs, but the last."""
+def _counts(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Return the sums over rollouts that `_measures` needs, but the number of ``kept`` ones."""
     decisions = [step.decision for rollout in rollouts for step in rollout.trajectory.steps]
     differences = [abs(rollout.branch.advantage) for rollout in rollouts if rollout.branch]
-    lost = sum(each.row.lost for each in rollouts)
-    return [
-        sum(each.read for each in rollouts),
-        sum(each.written for each in rollouts),
-        lost,
-        lost + sum(sum(each.row.trained) for each in rollouts),
-        decisions.count(Decision.RETRIEVE),
-        len(decisions),
-        sum(differences),
-        len(differences),
-        len(rollouts),
-    ]
-
-
-def _measures(totals: Sequence[float]) -> dict[str, float]:
-    """Return metrics that TRL does not have.
-
-    ``totals`` are the sums of `_counts` over all processes, and the number of rollouts that are kept.
-    """
-    read, written, lost, sampled, retrieve, decisions, difference, branches, rollouts, kept = totals
     return {
-        DROPPED: 1 - kept / rollouts,
-        "engine/read": read,
-        "engine/written": written,
-        "tokens/lost": lost / max(1, sampled),
-        "decisions/retrieve": retrieve / max(1, decisions),
-        "decisions/difference": difference / max(1, branches),
+        "rollouts": len(rollouts),
+        "read": sum(each.read for each in rollouts),
+        "written": sum(each.written for each in rollouts),
+        "lost": sum(each.row.lost for each in rollouts),
+        "trained": sum(sum(each.row.trained) for each in rollouts),
+        "decisions": len(decisions),
+        "retrieve": decisions.count(Decision.RETRIEVE),
+        "branches": len(differences),
+        "differences": sum(differences),
+    }
+
+
+def _measures(totals: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics that TRL does not have, from the sums over all processes."""
+    return {
+        DROPPED: 1 - totals["kept"] / totals["rollouts"],
+        "engine/read": totals["read"],
+        "engine/written": totals["written"],
+        "tokens/lost": totals["lost"] / max(1, totals["lost"] + totals["trained"]),
+        "decisions/retrieve": totals["retrieve"] / max(1, totals["decisions"]),
+        "decisions/difference": totals["differences"] / max(1, totals["branches"]),
     }
 
 
