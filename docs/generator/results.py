@@ -548,6 +548,12 @@ def fresh_clones_table() -> str:
     return table(columns, rows, "ll")
 
 
+def line_coverage() -> str:
+    """Return the sentence on the lines of code that the last run executed."""
+    [run] = [run for run in load("fresh_clones")["runs"] if "lines" in run]
+    return f"{percent(run['covered'] / run['lines'])}% of {run['lines']:,} lines of code were executed"
+
+
 def outage_table() -> str:
     data = load("bench_outage")
     calm, disturbed = data["answers"]["undisturbed"], data["answers"]["disturbed"]
@@ -784,7 +790,8 @@ FUNCTIONS = {
         hipporag_table,
         hostile_table, load, outage_table, overhead_table, protocol_margins, provenance, reproduction,
         reproduction_status, retrieval_speed_table, retrievers_table, router_accuracy, runtime, runtime_reach,
-        fresh_clones_table, rollouts_table, runtime_table, scale_runner_table, scale_training_table, shortfalls,
+        fresh_clones_table, line_coverage, rollouts_table, runtime_table, scale_runner_table, scale_training_table,
+        shortfalls,
         strategies_table,
         teacher_ablations, teacher_claims, teacher_counts, teacher_table, test_runs, training_speed,
         training_table, number, percent, spread, min, max, median, sum,
