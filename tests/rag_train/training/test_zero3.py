@@ -78,6 +78,7 @@ def test_zero3_trains_as_the_recipes_of_deeprag_do(work: Path, tmp_path: Path, k
     held_out = write(tmp_path / "held_out.jsonl", [make(i) for i in range(100, 105)])
     keys = keys | {"eval_data": held_out, "eval_steps": 1, "keep": "best", "epochs": 2, "lr": 1e-3}
     recipe = recipe_in(work, tmp_path / "two", gradient_checkpointing=True, **keys)
+    assert recipe.precision == "bf16"
     one = train(replace(recipe, output_dir=str(tmp_path / "one")))
     two = launch(recipe)
     assert two["steps"] == one.steps
