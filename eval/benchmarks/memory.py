@@ -20,12 +20,14 @@ from typing import Any
 from rag_train.eval.benchmarks.common import benchmark_parser, mini_world
 from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
 
+EXAMPLES = 16
+"""Examples of imitation; the peak is reached in the second step."""
 WIDE = {"hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 4, "vocab_size": 4000}
 DEEP = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 24, "vocab_size": 4000}
 WORDS = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "vocab_size": 64000}
 PACKED = {"sft": SFTRecipe(pack_tokens=2048), "batch_size": 1}
 TREE = {"stage": "dpo", "dpo": DPORecipe(layout="tree"), "batch_size": 8}
-PAIRS = {"stage": "dpo", "dpo": DPORecipe(layout="pairs"), "batch_size": 4}
+PAIRS = {"stage": "dpo", "dpo": DPORecipe(layout="pairs"), "batch_size": 2}
 RECOMPUTED = {"gradient_checkpointing": True}
 SHAPES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "wide, padded": (WIDE, {}),
@@ -77,7 +79,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-memory-") as name:
         work = Path(name)
         data = {"sft": work / "sft.jsonl", "dpo": shaped(work / "dpo.jsonl", 4)}
-        write_records(data["sft"], trajectories(64))
+        write_records(data["sft"], trajectories(EXAMPLES))
         for number, (shape, (sizes, keys)) in enumerate(SHAPES.items()):
             folder = work / str(number)
             tokenizer.save_pretrained(build(folder / "model", sizes))

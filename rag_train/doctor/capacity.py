@@ -64,6 +64,7 @@ def sizes(preset: Preset) -> Architecture:
         mlp=mlp,
         queries=heads * head,
         keys=key_heads * head,
+        heads=heads,
         vocabulary=vocabulary,
         linear=preset.linear(),
     )

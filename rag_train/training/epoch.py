@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,20 +12,25 @@ from datasets import Dataset
 
 from rag_train.training.data import DPO
 from rag_train.training.masking import IGNORE
-from rag_train.training.packing import distinct_tokens, pack_rows, sortable
+from rag_train.training.packing import distinct_runs, pack_rows, sortable
 from rag_train.training.recipe import RLRecipe, TrainRecipe
 from rag_train.training.rows import TokenColumn
-from rag_train.training.tree import few_lengths
+from rag_train.training.tree import SLICE, few_lengths
 
 PADDING = 64
 """Row lengths of TRL's trainers are padded to a multiple of this number (`trainer_arguments`)."""
 
 
 class Pass(NamedTuple):
-    """Tokens of a forward pass, padding included, and how many of them get logits."""
+    """Tokens of a forward pass, padding included, and how many of them get logits.
+
+    ``attended`` counts the pairs of a token and one that attention compares it with, masked ones included: those of
+    `sliced_attention` in packed rows and trees, and those of the mask in padded batches.
+    """
 
     tokens: int
     predicted: int
+    attended: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,14 +42,14 @@ class Epoch:
         passes: number of forward passes.
         tokens: tokens that they compute, padding included; a prefix that a row shares counts once.
         predicted: how many of them get logits.
-        largest: the most tokens of a pass, and the most logits of a pass, which may be another one.
+        largest: the passes that no other pass equals or exceeds in all three counts.
     """
 
     examples: int
     passes: int
     tokens: int
     predicted: int
-    largest: Pass
+    largest: tuple[Pass, ...]
 
 
 def epoch(recipe: TrainRecipe, rows: Dataset) -> Epoch:
@@ -68,16 +73,25 @@ def epoch(recipe: TrainRecipe, rows: Dataset) -> Epoch:
 
 def _added(examples: int, passes: Iterable[Pass]) -> Epoch:
     """Return the epoch of rows that are padded as `padded` does."""
-    rounded = [Pass(few_lengths(tokens), few_lengths(predicted)) for tokens, predicted in passes]
-    tokens, predicted = zip(*rounded, strict=True)
-    return Epoch(examples, len(rounded), sum(tokens), sum(predicted), Pass(max(tokens), max(predicted)))
+    rounded = [Pass(few_lengths(each.tokens), few_lengths(each.predicted), each.attended) for each in passes]
+    tokens, predicted, _ = zip(*rounded, strict=True)
+    return Epoch(examples, len(rounded), sum(tokens), sum(predicted), _largest(rounded))
+
+
+def _largest(passes: Iterable[Pass]) -> tuple[Pass, ...]:
+    """Return the passes that no other one equals or exceeds in all counts."""
+    found: list[Pass] = []
+    for each in sorted(set(passes), reverse=True):
+        if not any(each.predicted <= other.predicted and each.attended <= other.attended for other in found):
+            found.append(each)
+    return tuple(found)
 
 
 def _packed(rows: Dataset, budget: int, seed: int) -> Iterator[Pass]:
     ids, labels = TokenColumn(rows, "input_ids"), TokenColumn(rows, "labels")
     for members in pack_rows(rows, budget, seed):
         trained = sum(int((labels[i][1:] != IGNORE).sum()) for i in members)
-        yield Pass(distinct_tokens([sortable(ids[i]) for i in members]), trained)
+        yield _row(distinct_runs([sortable(ids[i]) for i in members]), trained)
 
 
 def _trees(rows: Dataset, size: int) -> Iterator[Pass]:
@@ -85,15 +99,26 @@ def _trees(rows: Dataset, size: int) -> Iterator[Pass]:
     for start in range(0, len(rows), size):
         numbers = range(start, min(start + size, len(rows)))
         sequences = [sortable(prompt[i]) + sortable(side[i]) for i in numbers for side in sides]
-        yield Pass(distinct_tokens(sequences), sum(len(side[i]) for i in numbers for side in sides))
+        yield _row(distinct_runs(sequences), sum(len(side[i]) for i in numbers for side in sides))
+
+
+def _row(runs: Sequence[tuple[int, int]], predicted: int) -> Pass:
+    """Return the pass over a tree whose tokens have the depths of ``runs`` (see `distinct_runs`).
+
+    A slice has as many keys as the depth of its first token, rounded up, and its own tokens (see `slices`).
+    """
+    depths = np.concatenate([np.arange(start, start + added) for start, added in runs])
+    keys = -(-depths[::SLICE] // SLICE) * SLICE + SLICE
+    return Pass(len(depths), predicted, SLICE * int(keys.sum()))
 
 
 def _rollouts(recipe: TrainRecipe, settings: RLRecipe, questions: int) -> Epoch:
     """Return the passes over the rollouts of an epoch; those of an incomplete last generation are left out."""
     each = recipe.gradient_accumulation * settings.updates
     passes = questions * settings.group // (recipe.batch_size * each) * each
-    tokens = recipe.batch_size * PADDING * math.ceil(recipe.max_tokens / PADDING)
-    return Epoch(questions, passes, passes * tokens, passes * tokens, Pass(tokens, tokens))
+    length = PADDING * math.ceil(recipe.max_tokens / PADDING)
+    tokens = recipe.batch_size * length
+    return Epoch(questions, passes, passes * tokens, passes * tokens, (Pass(tokens, tokens, tokens * length),))
 
 
 def _padded(examples: int, lengths: np.ndarray, size: int) -> Epoch:
@@ -103,6 +128,7 @@ def _padded(examples: int, lengths: np.ndarray, size: int) -> Epoch:
     """
     rounded = -(-lengths // PADDING) * PADDING
     sequences = len(lengths) // examples  # a pair has two
-    largest = sequences * min(size, examples) * int(rounded.max())
+    longest = int(rounded.max())
+    largest = sequences * min(size, examples) * longest
     tokens = int(rounded.sum())
-    return Epoch(examples, math.ceil(examples / size), tokens, tokens, Pass(largest, largest))
+    return Epoch(examples, math.ceil(examples / size), tokens, tokens, (Pass(largest, largest, largest * longest),))

@@ -13,12 +13,15 @@ and q and k the summed sizes of the query heads and of the key heads:
   r in the residual stream: (4 + r + c) h for each of two norms, c (q + 2 k) + 2 c q for attention, 4 c m for the
   gated MLP. This is the count of Korthikanti et al. 2022, section 4.1, without the attention matrix, which is not
   stored by fused kernels. With gradient checkpointing: r h per layer, and one complete layer (section 5).
+- Attention per layer and pair of tokens that it compares: nothing with FlexAttention. Sliced attention keeps 4
+  bytes for each head, and 2 more in bf16; and 2 c k for each key of a slice of 128 tokens. The mask of padded
+  batches, and of sdpa on packed rows, is kept as c bytes.
 - Logits and the intermediate results of the loss. Tree rows: 16 bytes per vocabulary entry at each predicted token.
   TRL's trainers compute the logits in tiles: 32 bytes per entry on the CPU, and 8 on a GPU, where a Triton kernel
   works in place. Trees and the CPU were measured, the GPU was not.
 - 1 GiB for libraries, the context of the device and workspaces.
 
-Tokens and predicted tokens are those of the largest passes (`rag_train.training.epoch`), padding included.
+Tokens and predicted tokens are those of the pass that takes the most (`rag_train.training.epoch`), with padding.
 
 Activations are freed by the time all gradients exist. Without gradient accumulation, therefore, only the larger of
 the two is counted.
@@ -37,6 +40,7 @@ from accelerate.utils import DeepSpeedPlugin
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rag_train.training.recipe import LoraRecipe, TrainRecipe
+from rag_train.training.tree import SLICE
 
 RUNTIME = 2.0**30
 TILE = (4096, 32768)
@@ -64,6 +68,7 @@ class Architecture:
     mlp: int
     queries: int
     keys: int
+    heads: int
     vocabulary: int
     linear: dict[str, tuple[int, int]]
     stored: int = 2
@@ -111,6 +116,7 @@ def architecture(model: str) -> Architecture:
         mlp=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
         queries=head * text.num_attention_heads,
         keys=head * (getattr(text, "num_key_value_heads", None) or text.num_attention_heads),
+        heads=text.num_attention_heads,
         vocabulary=text.vocab_size,
         linear={
             name: (module.out_features, module.in_features)
@@ -149,11 +155,12 @@ def estimate(
     sharding: Sharding,
     tokens: int,
     predicted: float,
+    attended: float = 0,
     *,
     gpu: bool = False,
 ) -> Memory:
-    """Estimate the memory of a process whose largest forward pass has ``tokens``, ``predicted`` of them with
-    logits."""
+    """Estimate the memory of a process in a forward pass of ``tokens``, ``predicted`` of them with logits, which
+    compares ``attended`` pairs of tokens (`rag_train.training.epoch.Pass`)."""
     trained = model.trained(recipe.lora)
     bf16, half = recipe.precision == "bf16", _half(recipe, sharding)
     weight, number, residual = (2 if half else 4), (2 if bf16 else 4), (2 if half else 4)
@@ -187,12 +194,16 @@ def estimate(
         + number * (3 * model.queries + 2 * model.keys)
         + 4 * number * model.mlp
     )
-    kept = residual * model.hidden * model.layers + layer if recipe.gradient_checkpointing else layer * model.layers
+    layer = tokens * layer + _attention(recipe, model, tokens, attended, number, gpu)
+    if recipe.gradient_checkpointing:
+        activations = layer + tokens * residual * model.hidden * model.layers
+    else:
+        activations = layer * model.layers
     return Memory(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
-        activations=float(tokens * kept),
+        activations=float(activations),
         logits=_logits(recipe, model.vocabulary, tokens, predicted, gpu),
         accumulates=recipe.gradient_accumulation > 1,
     )
@@ -226,6 +237,20 @@ def _saved(recipe: TrainRecipe, sharding: Sharding) -> int:
 def _half(recipe: TrainRecipe, sharding: Sharding) -> bool:
     """Whether the weights are loaded in bf16, as in `trainer_arguments`."""
     return recipe.precision == "bf16" and (sharding.deepspeed or recipe.lora is not None)
+
+
+def _attention(
+    recipe: TrainRecipe, model: Architecture, tokens: int, attended: float, number: int, gpu: bool
+) -> float:
+    """Return the bytes that attention keeps in a layer, with ``number`` bytes for a number in matrix products."""
+    if not recipe.trees:
+        return number * attended
+    choice = ("flex" if gpu else "sliced") if recipe.attention == "auto" else recipe.attention
+    if choice == "sdpa":
+        return number * float(tokens) ** 2
+    if choice == "flex":
+        return 0.0
+    return attended * (model.heads * (4 if number == 4 else 6) + number * 2 * model.keys / SLICE)
 
 
 def _logits(recipe: TrainRecipe, vocabulary: int, tokens: int, predicted: float, gpu: bool) -> float:

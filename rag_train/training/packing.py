@@ -123,10 +123,17 @@ def _families(order: Sequence[int], read: Read, budget: int) -> tuple[array[int]
     return starts, sizes
 
 
+def distinct_runs(sequences: Sequence[bytes]) -> list[tuple[int, int]]:
+    """Return, for each of the sorted ``sequences`` (see `sortable`), how many tokens it shares with the one before
+    it, and how many it adds to the tree."""
+    ordered = [b"", *sorted(sequences)]
+    shared = [_common(a, b) for a, b in pairwise(ordered)]
+    return [(common, len(b) // 4 - common) for common, b in zip(shared, ordered[1:], strict=True)]
+
+
 def distinct_tokens(sequences: Sequence[bytes]) -> int:
     """Return the number of tokens of ``sequences`` (see `sortable`) if every distinct prefix counts once."""
-    ordered = [b"", *sorted(sequences)]
-    return sum(len(b) // 4 - _common(a, b) for a, b in pairwise(ordered))
+    return sum(added for _, added in distinct_runs(sequences))
 
 
 def sortable(tokens: Any) -> bytes:

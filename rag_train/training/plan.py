@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -181,7 +181,10 @@ class Plan:
         yield "optimizer steps", f"{self.steps:,}"
 
     def _needs(self) -> Iterator[tuple[str, str]]:
-        parameters, (tokens, predicted) = self.model.parameters, self.epoch.largest
+        parameters = self.model.parameters
+        tokens, predicted = (
+            max(getattr(each, name) for each in self.epoch.largest) for name in ("tokens", "predicted")
+        )
         trained = self.model.trained(self.recipe.lora)
         labels = {
             "weights": f"{_short(parameters)} at {self.memory.weights / parameters:.3g} bytes",
@@ -242,12 +245,20 @@ def plan(recipe: TrainRecipe, rows: Dataset, report: DataReport, device: Device 
         epoch=passes,
         tokens=report.tokens,
         trained=report.trained_tokens,
-        memory=estimate(settled, model, sharding, *passes.largest, gpu=gpu),
+        memory=peak(settled, model, sharding, passes.largest, gpu=gpu),
         device=device,
         available=available,
         gpu=gpu,
         free=_free(Path(recipe.output_dir)),
     )
+
+
+def peak(
+    recipe: TrainRecipe, model: Architecture, sharding: Sharding, passes: Sequence[Pass], *, gpu: bool
+) -> Memory:
+    """Return the estimate for the pass that takes the most memory."""
+    estimated = (estimate(recipe, model, sharding, *each, gpu=gpu) for each in passes)
+    return max(estimated, key=lambda memory: memory.total)
 
 
 def _memory() -> float:
@@ -290,14 +301,14 @@ def check(found: Plan, recipe: TrainRecipe, rows: Dataset) -> None:
 def _remedy(found: Plan, recipe: TrainRecipe, rows: Dataset) -> str:
     """Return the smallest change of the recipe that makes it fit, as the beginning of an advice."""
 
-    largest: dict[tuple[int, int | None], Pass] = {}
+    largest: dict[tuple[int, int | None], tuple[Pass, ...]] = {}
 
     def fits(candidate: TrainRecipe) -> bool:
         settled = candidate.on(found.sharding.processes)
         layout = settled.batch_size, settled.pack_tokens
         if layout not in largest:
             largest[layout] = epoch(settled, rows).largest
-        needed = estimate(settled, found.model, found.sharding, *largest[layout], gpu=found.gpu)
+        needed = peak(settled, found.model, found.sharding, largest[layout], gpu=found.gpu)
         return needed.total <= found.available
 
     remedy = next((text for text, changed in _remedies(recipe) if fits(changed)), None)

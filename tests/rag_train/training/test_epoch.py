@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis.strategies import integers, lists
 from support.training import TOKENIZER, recipe_in, write
 
 from rag_train.schema import Segment, SFTRecord
 from rag_train.training.data import dpo_rows, sft_rows
-from rag_train.training.epoch import epoch
-from rag_train.training.packing import pack_rows
+from rag_train.training.epoch import _row, epoch
+from rag_train.training.packing import distinct_runs, pack_rows, sortable
 from rag_train.training.recipe import DPORecipe, SFTRecipe
 from rag_train.training.rows import LazyRows
 from rag_train.training.sft import packed_rows
-from rag_train.training.tree import padded
+from rag_train.training.tree import SLICE, lay_out, padded, slices
 from rag_train.training.tree_dpo import tree_rows
 
 
@@ -39,7 +41,9 @@ def test_packed_rows_are_counted_as_they_are_padded(work: Path, tmp_path: Path, 
     assert pack_rows.cache_info().misses == 1
     tokens, predicted = zip(*real, strict=True)
     assert (counted.passes, counted.tokens, counted.predicted) == (len(real), sum(tokens), sum(predicted))
-    assert counted.largest == (max(tokens), max(predicted))
+    assert {each[:2] for each in counted.largest} <= set(real)
+    assert max(each.tokens for each in counted.largest) == max(tokens)
+    assert max(each.predicted for each in counted.largest) == max(predicted)
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -49,7 +53,9 @@ def test_trees_are_counted_as_they_are_padded(work: Path, tmp_path: Path, size: 
     counted, real = epoch(recipe, rows), lengths(tree_rows(rows, size))
     tokens, predicted = zip(*real, strict=True)
     assert (counted.passes, counted.tokens, counted.predicted) == (len(real), sum(tokens), sum(predicted))
-    assert counted.largest == (max(tokens), max(predicted))
+    assert {each[:2] for each in counted.largest} <= set(real)
+    assert max(each.tokens for each in counted.largest) == max(tokens)
+    assert max(each.predicted for each in counted.largest) == max(predicted)
     pairs = epoch(replace(recipe, dpo=DPORecipe()), rows)
     assert counted.tokens <= pairs.tokens and pairs.passes == counted.passes
 
@@ -57,7 +63,7 @@ def test_trees_are_counted_as_they_are_padded(work: Path, tmp_path: Path, size: 
 def test_padded_batches_are_bounded_by_their_longest_row(work: Path, tmp_path: Path):
     rows, report = sft_rows(work / "sft.jsonl", TOKENIZER, max_tokens=500, chat=False)
     counted = epoch(recipe_in(work, tmp_path / "out", batch_size=3), rows)
-    longest, largest = max(len(row["input_ids"]) for row in rows), counted.largest
+    longest, (largest,) = max(len(row["input_ids"]) for row in rows), counted.largest
     assert 0 <= largest.tokens - 3 * longest < 3 * 64 and largest.predicted == largest.tokens
     assert 0 <= counted.tokens - report.tokens < 64 * len(rows)
 
@@ -75,5 +81,18 @@ def test_one_row_of_answers_needs_more_logits_than_the_mean(work: Path, tmp_path
     rows, report = sft_rows(write(tmp_path / "d.jsonl", records), TOKENIZER, max_tokens=2000, chat=False)
     recipe = recipe_in(work, tmp_path / "out", batch_size=1, sft=SFTRecipe(pack_tokens=500))
     counted = epoch(recipe, rows)
-    mean = counted.largest.tokens * report.trained_tokens / report.tokens
-    assert counted.largest.predicted > 4 * mean
+    most, mean = max(each.predicted for each in counted.largest), report.trained_tokens / report.tokens
+    assert most > 4 * mean * max(each.tokens for each in counted.largest)
+
+
+@given(
+    lists(lists(integers(0, 1), min_size=1, max_size=400).map(lambda tokens: [5, *tokens]), min_size=1, max_size=6)
+)
+def test_attended_pairs_are_those_of_sliced_attention(sequences: list[list[int]]):
+    tree = lay_out(sorted(sequences))
+    size = -(-len(tree.ids) // SLICE) * SLICE
+    row = padded(*(torch.tensor(x) for x in (tree.ids, tree.positions, tree.last, [0])))
+    real = slices(row[2], row[1])[: size // SLICE]
+    assert _row(distinct_runs([sortable(each) for each in sequences]), 0).attended == sum(
+        part.mask.numel() for part in real
+    )

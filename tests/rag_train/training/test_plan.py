@@ -22,8 +22,8 @@ from rag_train.train import main as launched
 from rag_train.training.data import sft_rows
 from rag_train.training.devices import DEVICES, device_called, find_device
 from rag_train.training.epoch import Epoch, Pass, epoch
-from rag_train.training.memory import Sharding, architecture, estimate
-from rag_train.training.plan import Plan, check, duration, plan
+from rag_train.training.memory import Sharding, architecture
+from rag_train.training.plan import Plan, check, duration, peak, plan
 from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
 from rag_train.training.run import train
 
@@ -36,7 +36,7 @@ def test_refuses_run_that_does_not_fit_and_names_remedy(work: Path, tmp_path: Pa
     model = architecture(recipe.model)
 
     def need(candidate: TrainRecipe) -> float:
-        return estimate(candidate, model, Sharding(), *epoch(candidate, rows).largest).total
+        return peak(candidate, model, Sharding(), epoch(candidate, rows).largest, gpu=False).total
 
     def check_on_machine_with(size: float, candidate: TrainRecipe) -> str:
         monkeypatch.setattr("rag_train.training.plan.psutil.virtual_memory", lambda: Namespace(total=size))
@@ -104,8 +104,8 @@ def seven_billion(processes: int, **keys: Any) -> Plan:
         **keys,
     ).on(processes)
     model, sharding = sizes(PRESETS["qwen2.5-7b"]), Sharding(3, processes, deepspeed=True)
-    passes = Epoch(6990, 1024, 1024 * 8192, 1024 * 4096, Pass(8192, 4096))
-    memory = estimate(recipe, model, sharding, *passes.largest, gpu=True)
+    passes = Epoch(6990, 1024, 1024 * 8192, 1024 * 4096, (Pass(8192, 4096),))
+    memory = peak(recipe, model, sharding, passes.largest, gpu=True)
     device = DEVICES["h100"]
     return Plan(recipe, model, sharding, passes, 1024 * 8192, 1024 * 4096, memory, device, device.memory, gpu=True)
 
@@ -132,7 +132,7 @@ def test_steps_are_the_same_on_any_number_of_devices_and_time_is_divided(process
 
 def test_assumed_speed_is_that_of_a_published_measurement():
     """Llama 3.1 8B on 8 H100 with torchtitan: 5,762 tokens a second on each, 6,667 when compiled."""
-    model, passes = sizes(PRESETS["llama3.1-8b"]), Epoch(1024, 1024, 1024 * 8192, 1024 * 8192, Pass(8192, 8192))
+    model, passes = sizes(PRESETS["llama3.1-8b"]), Epoch(1024, 1024, 1024 * 8192, 1024 * 8192, (Pass(8192, 8192),))
     planned = replace(seven_billion(8, gradient_checkpointing=False), model=model, epoch=passes)
     assert planned.seconds and 5762 < passes.tokens / planned.seconds / 8 < 6667
 
