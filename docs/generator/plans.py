@@ -18,8 +18,8 @@ from rag_train.strategies.bounds import BOUNDS
 from rag_train.table import gib
 from rag_train.training.devices import UTILISATION, find_device
 from rag_train.training.epoch import Epoch, Pass
-from rag_train.training.memory import Sharding, estimate
-from rag_train.training.plan import Plan
+from rag_train.training.memory import Sharding
+from rag_train.training.plan import Plan, peak
 from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
 from rag_train.training.tree import few_lengths
 
@@ -51,7 +51,7 @@ def training_plan(
         epoch=epoch,
         tokens=tokens,
         trained=trained,
-        memory=estimate(recipe, model, sharding, *epoch.largest, gpu=True),
+        memory=peak(recipe, model, sharding, epoch.largest, gpu=True),
         device=found,
         available=found.memory,
         gpu=True,
@@ -61,7 +61,7 @@ def training_plan(
 def passes(examples: int, count: int, tokens: int, predicted: int) -> Epoch:
     """Return an epoch of ``count`` equal passes, padded as trees and packed rows are."""
     each = Pass(few_lengths(tokens), few_lengths(predicted))
-    return Epoch(examples, count, count * each.tokens, count * each.predicted, each)
+    return Epoch(examples, count, count * each.tokens, count * each.predicted, (each,))
 
 
 def imitation_plan(*, examples: int, tokens: int, trained: float, **keys: Any) -> Plan:
