@@ -36,7 +36,7 @@ help:
 	@echo "make first-hour      the commands of a newcomer's first hour, timed, in an empty folder"
 	@echo "make first-lines     the time until every command prints its first line and progress bar"
 	@echo "make retrievers DATA=DIR       recall and speed of every retriever on real questions"
-	@echo "make bench-retrieval DATA=DIR  retrieval at a million passages compared with other tools"
+	@echo "make bench-retrieval DATA=DIR MODEL=DIR  retrieval at millions of passages compared with other tools"
 
 # uv does not read pip's settings: where pip has indexes of its own, uv is given them.
 UV = VIRTUAL_ENV=.venv UV_SYSTEM_CERTS=true $(BIN)/uv pip
@@ -148,7 +148,7 @@ bench-memory: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.memory
 
 bench-retrieval: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.retrieval --data $(DATA)
+	$(BIN)/python -m rag_train.eval.benchmarks.retrieval --data $(DATA) --model $(MODEL)
 
 notebook: .venv/.ready
 	$(BIN)/python docs/run_notebook.py

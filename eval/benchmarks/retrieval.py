@@ -1,13 +1,16 @@
-"""Speed and memory of retrieval at a million passages (make bench-retrieval DATA=DIR).
+"""Speed and memory of retrieval at one and five million passages (make bench-retrieval DATA=DIR MODEL=DIR).
 
 DIR holds corpus.jsonl and the question files of the retrievers benchmark; the passages are resampled from the
-corpus. Three comparisons, each in alternation in one run, so that the spread shows the machine's noise:
+corpus. At each size, each comparison in alternation in one run, so that the spread shows the machine's noise:
 
-- BM25 with rank-bm25, each in a process of its own, for its memory;
+- BM25 with rank-bm25, each in a process of its own, for its memory; rank-bm25 at a million passages only, because
+  it takes 4 GiB for them;
 - a batch of dense searches with the bare matrix product over the same vectors;
 - the retrieval service under 64 concurrent clients with the index in process.
 
-Writes bench_retrieval.json.
+Then, at the largest size, DeepRAG's search on a trained controller: how much of the time the engine
+has calls, and the time with searches compared with the time of the same search whose passages are remembered. On a
+CPU, engine and retrieval share the cores. Last, the encoder's speed. Linux. Writes bench_retrieval.json.
 """
 
 from __future__ import annotations
@@ -16,15 +19,16 @@ import argparse
 import asyncio
 import json
 import random
-import resource
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,19 +43,34 @@ from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.retrieval.index.bm25_build import build_bm25
 from rag_train.retrieval.index.dense import DenseConfig, DenseIndex
 from rag_train.retrieval.index.encoder import Encoder, EncoderConfig
-from rag_train.schema import Passage
+from rag_train.schema import Passage, Question
+
+if TYPE_CHECKING:
+    from rag_train.llm.base import Completion, Sampling
 
 ROUNDS = 3
 K = 10
 CLIENTS = 64
 ENCODED = 512
-"""Real passages that are encoded; the million vectors are copies of their vectors with noise."""
+"""Real passages that are encoded; the vectors of all passages are copies of their vectors with noise."""
+PEER_PASSAGES = 1_000_000
+"""Most passages for rank-bm25."""
 
 
 def main() -> None:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="directory of corpus.jsonl and the question files")
-    parser.add_argument("--passages", type=int, default=1_000_000, help="passages to index")
+    parser.add_argument(
+        "--passages",
+        type=int,
+        nargs="+",
+        default=[1_000_000, 5_000_000],
+        help="passages to index (default: 1 and 5 million)",
+    )
+    parser.add_argument("--questions", type=int, default=40, help="questions of DeepRAG's search")
+    parser.add_argument(
+        "--model", type=Path, required=True, help="checkpoint of DeepRAG's search; rag-train demo --atlas makes one"
+    )
     parser.add_argument("--work", type=Path, default=Path("runs/bench"), help="directory of the indexes")
     parser.add_argument("--serve", choices=["bm25", "rank_bm25"], help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -60,20 +79,23 @@ def main() -> None:
             return _answer_commands(options)
         results = bench(options)
     save_result(options.output / "bench_retrieval.json", results)
-    for name in ("bm25", "dense", "service"):
-        console.print(name, {key: value for key, value in results[name].items() if not isinstance(value, list)})
 
 
 def bench(options: argparse.Namespace) -> dict[str, Any]:
-    """Make the three comparisons and return their results."""
+    """Make all comparisons and return their results."""
     queries = _queries(options.data)
-    directory = _bm25(options)
-    return {
-        "passages": options.passages,
-        "bm25": _against_rank_bm25(options, queries),
-        "dense": _against_product(options, queries),
-        "service": _against_in_process(directory, queries),
-    }
+    sizes = []
+    for passages in options.passages:
+        size = {"passages": passages, "build": _build(options, passages)}
+        size["bm25"] = _against_rank_bm25(options, passages, queries)
+        size["dense"] = _against_product(options, passages, queries)
+        size["service"] = _against_in_process(_directory(options, passages), queries)
+        for name in ("build", "bm25", "dense", "service"):
+            console.print(f"{passages:,}", name, size[name])
+        sizes.append(size)
+    synthesis = asyncio.run(_synthesis(options, max(options.passages), queries))
+    console.print("synthesis", synthesis)
+    return {"sizes": sizes, "synthesis": synthesis, "encoding": _encoding(options.data)}
 
 
 def _queries(data: Path) -> list[str]:
@@ -90,24 +112,34 @@ def resampled(corpus: Path, count: int, seed: int = 0) -> Iterator[Passage]:
         yield Passage(id=str(i), title=real[title].title, text=" ".join(halves[first][0] + halves[second][1]))
 
 
-def _bm25(options: argparse.Namespace) -> Path:
-    """Return the directory of the BM25 index over the resampled passages, after building it if necessary."""
-    directory = options.work / f"bm25-{options.passages}"
-    if not (directory / "index.json").exists():
-        with progress("indexing for BM25", options.passages) as advance:
-            build_bm25(
-                resampled(options.data / "corpus.jsonl", options.passages), directory, progress=up_to(advance)
-            )
-    return directory
+def _directory(options: argparse.Namespace, passages: int) -> Path:
+    """Return the directory of the BM25 index over the resampled passages."""
+    return options.work / f"bm25-{passages}"
+
+
+def _build(options: argparse.Namespace, passages: int) -> dict[str, float]:
+    """Build the BM25 index over the resampled passages, and return its seconds and bytes."""
+    directory = _directory(options, passages)
+    shutil.rmtree(directory, ignore_errors=True)
+    start = time.perf_counter()
+    with progress("indexing for BM25", passages) as advance:
+        build_bm25(resampled(options.data / "corpus.jsonl", passages), directory, progress=up_to(advance))
+    seconds = time.perf_counter() - start
+    return {
+        "seconds": seconds,
+        "bytes": sum(file.stat().st_size for file in directory.rglob("*") if file.is_file()),
+    }
 
 
 # -- BM25 and rank-bm25 --------------------------------------------------------------------------------------
 
 
-def _against_rank_bm25(options: argparse.Namespace, queries: Sequence[str]) -> dict[str, Any]:
-    rates: dict[str, list[float]] = {"bm25": [], "rank_bm25": []}
-    shares = {"bm25": list(queries), "rank_bm25": list(queries)[:8]}
-    servers = {name: _start(options, name) for name in rates}
+def _against_rank_bm25(options: argparse.Namespace, passages: int, queries: Sequence[str]) -> dict[str, Any]:
+    shares = {"bm25": list(queries)}
+    if passages <= PEER_PASSAGES:
+        shares["rank_bm25"] = list(queries)[:8]
+    rates: dict[str, list[float]] = {name: [] for name in shares}
+    servers = {name: _start(options, passages, name) for name in shares}
     try:
         for _ in range(ROUNDS):
             for name, server in servers.items():
@@ -117,20 +149,23 @@ def _against_rank_bm25(options: argparse.Namespace, queries: Sequence[str]) -> d
     finally:
         for server in servers.values():
             server.kill()
-    return {
-        "queries_per_second": rates["bm25"],
+            server.wait()
+    result = {"queries_per_second": rates["bm25"], "peak_gib": memory["bm25"] / 2**30}
+    if "rank_bm25" not in servers:
+        return result
+    return result | {
         "rank_bm25_queries_per_second": rates["rank_bm25"],
         "ratio": sum(rates["bm25"]) / sum(rates["rank_bm25"]),
         "ratio_lowest": min(rates["bm25"]) / max(rates["rank_bm25"]),
-        "peak_gib": memory["bm25"] / 2**30,
         "rank_bm25_peak_gib": memory["rank_bm25"] / 2**30,
         "memory_ratio": memory["bm25"] / memory["rank_bm25"],
     }
 
 
-def _start(options: argparse.Namespace, name: str) -> subprocess.Popen[str]:
+def _start(options: argparse.Namespace, passages: int, name: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "rag_train.eval.benchmarks.retrieval", "--serve", name]
-    command += ["--data", str(options.data), "--passages", str(options.passages), "--work", str(options.work)]
+    command += ["--data", str(options.data), "--passages", str(passages), "--work", str(options.work)]
+    command += ["--model", str(options.model)]
     with console.status(f"starting {name}"):
         server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         _tell(server, ["warm up"])
@@ -153,32 +188,37 @@ def _answer_commands(options: argparse.Namespace) -> None:
     Memory is what the process uses more than after its imports. Pages of the memory-mapped index count once they
     have been read.
     """
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _peak_bytes()
     if options.serve == "bm25":
-        index: Any = BM25Index.load(_bm25(options))
+        index: Any = BM25Index.load(_directory(options, options.passages[0]))
     else:
         from rag_train.retrieval.index.rank_bm25 import RankBM25Index
 
-        index = RankBM25Index(resampled(options.data / "corpus.jsonl", options.passages))
+        index = RankBM25Index(resampled(options.data / "corpus.jsonl", options.passages[0]))
     for line in sys.stdin:
         start = time.perf_counter()
         index.search(json.loads(line), K)
         seconds = time.perf_counter() - start
-        peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-        print(json.dumps({"seconds": seconds, "peak_bytes": peak}), flush=True)
+        print(json.dumps({"seconds": seconds, "peak_bytes": _peak_bytes() - before}), flush=True)
+
+
+def _peak_bytes() -> int:
+    """Return the peak of this process's memory. That of getrusage begins with the peak of the starting process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
 
 
 # -- dense search and the matrix product ---------------------------------------------------------------------
 
 
-def _against_product(options: argparse.Namespace, queries: Sequence[str]) -> dict[str, Any]:
+def _against_product(options: argparse.Namespace, count: int, queries: Sequence[str]) -> dict[str, Any]:
     import faiss
 
     encoder = Encoder(EncoderConfig())
     asked = encoder.encode_queries(queries[:256])
     real = encoder.encode_passages(list(islice(read_corpus(options.data / "corpus.jsonl"), ENCODED)))
     rng = np.random.default_rng(0)
-    vectors = real[rng.integers(len(real), size=options.passages)]
+    vectors = real[rng.integers(len(real), size=count)]
     for start in range(0, len(vectors), 100_000):
         vectors[start : start + 100_000] += 0.05 * rng.standard_normal(
             vectors[start : start + 100_000].shape, dtype=np.float32
@@ -261,7 +301,7 @@ async def _clients(port: int, queries: Sequence[str]) -> float:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for query in remaining:
             body = json.dumps({"queries": [query], "k": K}).encode()
-            head = f"POST /search HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+            head = f"POST /search HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: {len(body)}\r\n"
             writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
             answer = await reader.readuntil(b"\r\n\r\n")
             if not answer.startswith(b"HTTP/1.1 200"):
@@ -273,6 +313,101 @@ async def _clients(port: int, queries: Sequence[str]) -> float:
     start = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
     return time.perf_counter() - start
+
+
+# -- DeepRAG's search and its passages remembered -------------------------------------------------------------
+
+
+class _Watched:
+    """An engine that measures for how long it has calls, as ``busy`` in seconds."""
+
+    def __init__(self, llm: Any):
+        self._llm = llm
+        self._calls = 0
+        self._since = 0.0
+        self.busy = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llm, name)
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        if not self._calls:
+            self._since = time.perf_counter()
+        self._calls += 1
+        try:
+            return await self._llm.complete(prompt, sampling)
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self.busy += time.perf_counter() - self._since
+
+
+async def _synthesis(options: argparse.Namespace, passages: int, queries: Sequence[str]) -> dict[str, Any]:
+    """Search questions on a real model with the index, and again with its passages remembered, in turn."""
+    from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
+    from rag_train.data_synth.deeprag.run import synthesize_with
+    from rag_train.llm.vllm import VLLMEngine
+    from rag_train.retrieval.batching import AsyncRetriever
+
+    model = options.model
+    questions = list(islice(load_questions(options.data / DATASETS["HotpotQA"]), options.questions))
+    index = BM25Index.load(_directory(options, passages))
+    index.search(queries[:64], K)  # reads pages of the memory-mapped files
+    engine = VLLMEngine.start(str(model), kv_cache_bytes=2**30, max_context=4096)
+
+    async def search(front: AsyncRetriever, asked: Sequence[Question]) -> tuple[float, float]:
+        """Return the seconds of a search, and those in which the engine has calls."""
+        watched: Any = _Watched(engine)
+        await engine.reset()
+        with tempfile.TemporaryDirectory() as folder:
+            recipe = DeepRAGRecipe(
+                stage="sft",
+                questions=[],
+                index="",
+                model=str(model),
+                output=f"{folder}/sft.jsonl",
+                instructions=False,
+            )
+            start = time.perf_counter()
+            await synthesize_with(recipe, watched, front, asked, index.corpus_sha256)
+            return time.perf_counter() - start, watched.busy
+
+    seconds: dict[str, list[float]] = {"searched": [], "remembered": []}
+    shares, counts = [], []
+    try:
+        await search(AsyncRetriever(index), questions[:8])  # warms up
+        for _ in range(ROUNDS - 1):
+            front = AsyncRetriever(index)
+            whole, busy = await search(front, questions)
+            seconds["searched"].append(whole)
+            shares.append(busy / whole)
+            counts.append(front.distinct)
+            seconds["remembered"].append((await search(front, questions))[0])
+    finally:
+        await engine.aclose()
+    return {
+        "passages": passages,
+        "questions": len(questions),
+        "searches": counts,
+        "seconds": seconds,
+        "busy": shares,
+        "ratio": [kept / whole for whole, kept in zip(seconds["searched"], seconds["remembered"], strict=True)],
+    }
+
+
+# -- the encoder -----------------------------------------------------------------------------------------------
+
+
+def _encoding(data: Path) -> dict[str, Any]:
+    """Encode real passages, and return the passages a second of each round."""
+    encoder = Encoder(EncoderConfig())
+    real = list(islice(read_corpus(data / "corpus.jsonl"), ENCODED))
+    rates = []
+    for _ in range(ROUNDS + 1):
+        start = time.perf_counter()
+        encoder.encode_passages(real)
+        rates.append(len(real) / (time.perf_counter() - start))
+    return {"model": encoder.config.model, "passages_per_second": rates[1:]}  # the first warms up
 
 
 if __name__ == "__main__":

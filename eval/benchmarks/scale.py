@@ -1,13 +1,14 @@
-"""Memory, time and disk at full count: training data and the runner (make bench-scale).
+"""Memory, time and disk at full count: synthesis, training data and the runner (make bench-scale).
 
+Synthesis: DeepRAG's search (Algorithm 1) over copies of the mini world's questions. The mini model answers the
+calls of each question once; its answers are replayed for the copies, so that all except the engine is measured.
 Training data: DeepRAG trajectories over the mini world's questions, with passages drawn at random, are tokenised,
 packed, and read once in random order, as each process of a training does in an epoch. Runner: small items without
-any work, so that only the files are measured. Data and outputs are written once undisturbed, and once with SIGKILL
-at random moments; the files must be the same, byte for byte. All is done with a tenth of the items as well, which
-shows what grows.
+any work, so that only the files are measured.
 
-Memory is the peak of a process's own pages (RssAnon, read every 20 ms); pages of mapped files are the system's.
-Linux only. Writes bench_scale.json.
+Each is done once undisturbed, and once with SIGKILL at random moments; the files must be the same, byte for byte.
+All is done with a tenth of the items as well, which shows what grows. Memory is the peak of a process's own pages
+(RssAnon, read every 20 ms); pages of mapped files are the system's. Linux only. Writes bench_scale.json.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import asyncio
 import hashlib
 import multiprocessing
 import os
+import pickle
 import random
 import shutil
 import sys
@@ -30,17 +32,25 @@ from typing import Any
 from torch.utils.data import DataLoader
 from transformers import default_data_collator
 
+from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
+from rag_train.data_synth.deeprag.run import synthesize_with
+from rag_train.data_synth.inputs import read_questions
 from rag_train.eval.benchmarks.common import benchmark_parser, mini_world
 from rag_train.files import CACHE_VARIABLE, sha256, write_records
 from rag_train.formats import deeprag
+from rag_train.llm.base import LLM, Completion, Sampling
 from rag_train.llm.checkpoint import load_tokenizer
 from rag_train.progress import console
 from rag_train.provenance import save_result
-from rag_train.resumable import Outcome, run
+from rag_train.resumable import Outcome, Summary, run
+from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.schema import Decision, Passage, Question, SFTRecord, Step
 from rag_train.training.data import sft_rows
 from rag_train.training.sft import packed_rows
 
+QUESTIONS = 500
+"""Distinct questions of the synthesis."""
 PASSAGES = 8
 """Passages of a search; trajectories then have 330 tokens on average."""
 ROW = 4096
@@ -51,7 +61,7 @@ Work = Callable[[], dict[str, Any]]
 
 def main() -> None:
     parser = benchmark_parser(__doc__)
-    parser.add_argument("--examples", type=int, default=100_000, help="training examples")
+    parser.add_argument("--examples", type=int, default=100_000, help="questions, and training examples")
     parser.add_argument("--items", type=int, default=1_000_000, help="items of the runner")
     parser.add_argument("--kills", type=int, default=10, help="kills of each killed run")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
@@ -59,17 +69,118 @@ def main() -> None:
     options = parser.parse_args()
     shutil.rmtree(options.work, ignore_errors=True)
     rng = random.Random(options.seed)
-    result: dict[str, Any] = {"kills": options.kills, "training": [], "runner": []}
+    result: dict[str, Any] = {"kills": options.kills, "synthesis": [], "training": [], "runner": []}
+    options.work.mkdir(parents=True)
+    answers = options.work / "answers.pickle"
+    asyncio.run(record(answers))
     for part in (10, 1):
         folder = options.work / f"1-of-{part}"
-        folder.mkdir(parents=True)
+        folder.mkdir()
+        result["synthesis"].append(synthesis(options.examples // part, options.kills, rng, folder, answers))
+        console.print(result["synthesis"][-1])
         result["training"].append(training(options.examples // part, options.kills, rng, folder))
         console.print(result["training"][-1])
         result["runner"].append(runner(options.items // part, options.kills, rng, folder))
         console.print(result["runner"][-1])
     save_result(options.output / "bench_scale.json", result)
-    measured = [*result["training"], *result["runner"]]
+    measured = [*result["synthesis"], *result["training"], *result["runner"]]
     sys.exit(not all(each["same_bytes"] for each in measured))
+
+
+# -- synthesis -------------------------------------------------------------------------------------------
+
+
+class Recorded:
+    """An engine that keeps the answers of another one in ``answers``."""
+
+    def __init__(self, llm: Any, answers: dict[tuple[str, Sampling], Completion]):
+        self._llm, self._answers = llm, answers
+        self.name, self.tokenizer = llm.name, llm.tokenizer
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        completion = await self._llm.complete(prompt, sampling)
+        self._answers[prompt, sampling] = completion
+        return completion
+
+
+class Replayed:
+    """An engine that gives recorded answers at once."""
+
+    name = "replayed"
+
+    def __init__(self, model: Path, answers: Path):
+        self.tokenizer = load_tokenizer(str(model))
+        self._answers: dict[tuple[str, Sampling], Completion] = pickle.loads(answers.read_bytes())
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        await asyncio.sleep(0)
+        return self._answers[prompt, sampling]
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def record(path: Path) -> None:
+    """Search `QUESTIONS` questions with the mini model, and write all answers of the engine to ``path``."""
+    from rag_train.llm.vllm import VLLMEngine
+
+    _, model, questions = mini_world()
+    answers: dict[tuple[str, Sampling], Completion] = {}
+    engine = VLLMEngine.start(str(model), dtype="float32", kv_cache_bytes=2**30)
+    try:
+        recorded: Any = Recorded(engine, answers)
+        await search(recorded, questions[:QUESTIONS], path.with_name("recorded.jsonl"))
+    finally:
+        await engine.aclose()
+    path.write_bytes(pickle.dumps(answers))
+
+
+async def search(llm: LLM, questions: Sequence[Question], output: Path) -> Summary:
+    """Search ``questions`` in the mini world and write the trajectories to ``output``."""
+    world, model, _ = mini_world()
+    index = BM25Index.build(world.corpus())
+    recipe = DeepRAGRecipe(
+        stage="sft", questions=[], index="", model=str(model.resolve()), output=str(output), instructions=False
+    )
+    return await synthesize_with(recipe, llm, AsyncRetriever(index), questions, index.corpus_sha256)
+
+
+def synthesis(count: int, kills: int, rng: random.Random, folder: Path, answers: Path) -> dict[str, Any]:
+    """Search ``count`` questions with replayed answers."""
+    questions = folder / "questions.jsonl"
+    write_records(questions, copies(count))
+    searching = partial(search_file, questions.resolve(), answers.resolve())
+    whole = in_process(partial(searching, folder / "search"))
+    moments = moments_of(kills, whole["seconds"], rng)
+    killed = until_done(partial(searching, folder / "killed-search"), moments)
+    return {
+        "questions": count,
+        "engine_calls": whole.pop("engine_calls"),
+        "records": whole.pop("records"),
+        "question_bytes": questions.stat().st_size,
+        "bytes": (folder / "search/sft.jsonl").stat().st_size,
+        "same_bytes": digest(folder / "search") == digest(folder / "killed-search"),
+        "whole": whole,
+        "killed": killed,
+    }
+
+
+def copies(count: int) -> Iterator[Question]:
+    """Yield the mini world's questions in turn, each with a number of its own."""
+    questions = mini_world().questions[:QUESTIONS]
+    for number in range(count):
+        question = questions[number % len(questions)]
+        yield question.model_copy(update={"id": f"{question.id}/{number}"})
+
+
+def search_file(questions: Path, answers: Path, folder: Path) -> dict[str, Any]:
+    """Search the questions of a file with replayed answers, in ``folder``, and count."""
+    model = mini_world().model.resolve()
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)  # the sidecar names the output
+    read = read_questions([questions], None, 0)
+    summary = asyncio.run(search(Replayed(model, answers), read, Path("sft.jsonl")))
+    return {"records": summary.records, "engine_calls": summary.counts["engine_calls"]}
 
 
 # -- training data ---------------------------------------------------------------------------------------
@@ -197,7 +308,7 @@ def in_process(work: Work, kill_after: float | None = None) -> dict[str, Any]:
     The process is killed ``kill_after`` seconds after its start, unless it has finished; the result is then {}.
     """
     context = multiprocessing.get_context("forkserver")  # imports once, and has no threads when it forks
-    context.set_forkserver_preload(["rag_train.training.sft", "rag_train.eval.benchmarks.common"])
+    context.set_forkserver_preload(["rag_train.eval.benchmarks.scale"])
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_report, args=(theirs, work))
     process.start()

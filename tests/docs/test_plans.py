@@ -37,5 +37,5 @@ def test_extrapolation_tells_its_error_where_two_sizes_were_measured(plans: Modu
 
 def test_plan_of_retrieval_states_what_was_not_measured(plans: ModuleType) -> None:
     lines = plans.retrieval_plan(21_000_000).splitlines()
-    assert len(lines) == 9 and "| 60.1 GiB | 4 d |" in lines[6]
-    assert "measured at" in lines[2] and "unknown: not measured" in lines[4]
+    assert len(lines) == 12 and "| 60.1 GiB | 4 d |" in lines[9]
+    assert "measured at" in lines[2] and "unknown: not measured" in lines[6]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from rag_train.eval.benchmarks.scale import Items, moments_of, runner, training, trajectories
+from rag_train.eval.benchmarks.scale import Items, moments_of, record, runner, synthesis, training, trajectories
 
 
 @pytest.mark.slow
@@ -33,3 +34,12 @@ def test_measures_and_compares_bytes(tmp_path: Path):
     assert data["same_bytes"] and data["epoch"]["row_tokens"] <= data["tokens"] and data["killed"]["kills"] <= 2
     items = runner(300, 2, rng, tmp_path)
     assert items["same_bytes"] and items["bytes"] > 300 and items["whole"]["peak_bytes"] > 0
+
+
+@pytest.mark.release
+@pytest.mark.slow
+def test_replays_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rag_train.eval.benchmarks.scale.QUESTIONS", 4)
+    asyncio.run(record(tmp_path / "answers.pickle"))
+    searched = synthesis(9, 2, random.Random(0), tmp_path, tmp_path / "answers.pickle")
+    assert searched["same_bytes"] and searched["engine_calls"] > 9 and searched["records"] <= 9
