@@ -313,7 +313,7 @@ def test_plan_counts_whole_generations_and_the_longest_rollouts(world: Path, tmp
     rows, report = question_rows(recipe.data, TOKENIZER)
     planned = plan(recipe, rows, report)
     assert planned.steps == 4
-    assert planned.epoch.largest.tokens == recipe.batch_size * recipe.max_tokens
+    assert planned.epoch.largest[0].tokens == recipe.batch_size * recipe.max_tokens
     assert "4 steps of 8 rollouts; checkpoints" in planned.line()
     labels = [row[0] for row in planned.table().rows]
     assert "optimizer steps" in labels and not any(label.startswith("time") for label in labels)
