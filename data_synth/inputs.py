@@ -11,34 +11,36 @@ from pathlib import Path
 from typing import Any
 
 from rag_train.errors import UserError
-from rag_train.questions.load import at_most, load_questions
+from rag_train.questions.load import StoredQuestions, at_most, each_question
 from rag_train.schema import Question
 
 
 def read_questions(
     files: Iterable[Path], sample: int | None, seed: int, earlier: Sequence[int] = ()
-) -> list[Question]:
+) -> StoredQuestions:
     """Read question files; of each file, draw ``sample`` questions at random, or take all if it is None.
 
     ``earlier`` are the sizes of samples that were drawn before with the same seed; their questions are left out.
 
     Raises UserError if a file cannot be read, is given twice, or has no question left.
     """
-    return list(chain.from_iterable(read_files(files, sample, seed, earlier).values()))
+    return StoredQuestions(chain.from_iterable(read_files(files, sample, seed, earlier).values()))
 
 
 def read_files(
     files: Iterable[Path], sample: int | None, seed: int, earlier: Sequence[int] = ()
-) -> dict[Path, list[Question]]:
+) -> dict[Path, StoredQuestions]:
     """Read question files as `read_questions` does, and return the questions of each.
 
     An id that occurs in several files, such as FlashRAG's ``train_0``, gets the name of its file.
     """
-    by_file: dict[Path, list[Question]] = {}
+    by_file: dict[Path, StoredQuestions] = {}
     for path in files:
         if path in by_file:
             raise UserError(f"{path}: the file is given twice; name it once")
-        by_file[path] = at_most(_left(path, load_questions(path), seed, earlier), sample, seed)
+        by_file[path] = _left(path, StoredQuestions(each_question(path)), seed, earlier)
+        if sample is not None and sample < len(by_file[path]):
+            by_file[path] = StoredQuestions(at_most(by_file[path], sample, seed))
     counts = Counter(question.id for questions in by_file.values() for question in questions)
     shared = {id for id, count in counts.items() if count > 1}
     if not shared:
@@ -46,16 +48,18 @@ def read_files(
     folder = os.path.commonpath([path.absolute().parent for path in by_file])
     names = {path: os.path.relpath(path.absolute(), folder) for path in by_file}
     return {
-        path: [q.model_copy(update={"id": f"{names[path]}:{q.id}"}) if q.id in shared else q for q in questions]
+        path: StoredQuestions(
+            q.model_copy(update={"id": f"{names[path]}:{q.id}"}) if q.id in shared else q for q in questions
+        )
         for path, questions in by_file.items()
     }
 
 
-def _left(path: Path, questions: list[Question], seed: int, earlier: Sequence[int]) -> list[Question]:
+def _left(path: Path, questions: StoredQuestions, seed: int, earlier: Sequence[int]) -> StoredQuestions:
     """Return the questions of ``path`` that are in none of the earlier samples, each drawn from what was left."""
     for size in earlier:
         taken = {question.id for question in at_most(questions, size, seed)}
-        questions = [question for question in questions if question.id not in taken]
+        questions = StoredQuestions(question for question in questions if question.id not in taken)
     if not questions:
         sizes = ", ".join(map(str, earlier))
         raise UserError(f"{path}: no question is left after the samples {sizes}; draw smaller samples")

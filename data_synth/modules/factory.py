@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,7 +25,7 @@ class GoldRecords(Protocol):
     ) -> list[SFTRecord]: ...
 
 
-def recipe_questions(recipe: GoldRecipe) -> list[Question]:
+def recipe_questions(recipe: GoldRecipe) -> Sequence[Question]:
     """Read the recipe's question files."""
     return read_questions(recipe.questions, recipe.sample, recipe.seed)
 
@@ -49,7 +49,7 @@ class Factory:
     recipe: type[GoldRecipe]
     gold_records: GoldRecords
     outcome: Callable[[Question, Any, AsyncRetriever, Kit | None], Awaitable[Outcome]]
-    questions: Callable[[Any], list[Question]] = recipe_questions
+    questions: Callable[[Any], Sequence[Question]] = recipe_questions
     reranker: Callable[[Any], Reranker | None] | None = None
     roles: Callable[[Any], Mapping[str, RoleConfig]] = lambda recipe: {}
     table: Callable[[Mapping[str, int]], Table] | None = None

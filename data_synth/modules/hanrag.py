@@ -28,6 +28,7 @@ from rag_train.data_synth.modules.recipes import HANRAGRecipe
 from rag_train.errors import UserError
 from rag_train.formats import hanrag
 from rag_train.formats.hanrag import Decomposition, Route
+from rag_train.questions.load import StoredQuestions
 from rag_train.resumable import Outcome, Rejected, cost
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord
@@ -123,7 +124,8 @@ def routed_questions(recipe: HANRAGRecipe) -> list[Question]:
     if absent := [path for path in recipe.routed if path not in recipe.questions]:
         raise UserError(f"routed: {absent[0]} is not one of the recipe's questions; add it there, or remove it")
     for path in (*recipe.straightforward, *recipe.single_step):
-        by_file[path] = [_single_hop(question, path in recipe.straightforward) for question in by_file[path]]
+        straightforward = path in recipe.straightforward
+        by_file[path] = StoredQuestions(_single_hop(question, straightforward) for question in by_file[path])
     unrouted = set(recipe.questions) - set(recipe.routed) if recipe.routed else set()
     routable = [q for path, questions in by_file.items() if path not in unrouted for q in questions]
     questions = [question for group in by_file.values() for question in group]

@@ -78,7 +78,7 @@ class RowMeasure:
 class RequestAnswers:
     """The questions and trajectories of one request, one list per seed."""
 
-    questions: list[list[Question]]
+    questions: list[Sequence[Question]]
     trajectories: list[list[Trajectory]]
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -96,7 +96,7 @@ class Source(Protocol):
         """Return the name of the questions that stand for a dataset."""
         ...
 
-    def questions(self, name: str) -> list[Question]:
+    def questions(self, name: str) -> Sequence[Question]:
         """Return the questions of a set."""
         ...
 
@@ -214,7 +214,7 @@ class CheckpointSource:
     def question_set(self, dataset: str) -> str:
         return dataset
 
-    def questions(self, name: str) -> list[Question]:
+    def questions(self, name: str) -> Sequence[Question]:
         return at_most(load_questions(self.files[name]), self.sample, self.seed)
 
     async def answers(self, requests: Iterable[Request]) -> dict[Request, list[Trajectory]]:

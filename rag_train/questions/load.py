@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import overload
 
 from pydantic import ValidationError
 
@@ -20,10 +21,36 @@ HUB = "hub:"
 _Rows = Iterable[tuple[str, Row]]
 
 
+class StoredQuestions(Sequence[Question]):
+    """Questions that are kept as JSON, in a tenth of the memory. Each is made anew when it is read."""
+
+    def __init__(self, questions: Iterable[Question]):
+        self._lines = [question.model_dump_json().encode() for question in questions]
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @overload
+    def __getitem__(self, index: int) -> Question: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Question]: ...
+    def __getitem__(self, index: int | slice) -> Question | list[Question]:
+        if isinstance(index, slice):
+            return [Question.model_validate_json(line) for line in self._lines[index]]
+        return Question.model_validate_json(self._lines[index])
+
+
 def load_questions(
     path: str | Path, kind: str | None = None, columns: Mapping[str, str] | None = None
 ) -> list[Question]:
-    """Load a question set.
+    """Load a question set; see `each_question` for the arguments and errors."""
+    return list(each_question(path, kind, columns))
+
+
+def each_question(
+    path: str | Path, kind: str | None = None, columns: Mapping[str, str] | None = None
+) -> Iterator[Question]:
+    """Yield the questions of a set.
 
     Args:
         path: a released file (JSON, JSON Lines, CSV or TSV), a file of our own format (a `Question` as JSON per
@@ -43,7 +70,6 @@ def load_questions(
     format = by_columns(columns) if columns else None
     remedy = "correct the row or the columns"
     aliases: dict[str, list[str]] = {}
-    questions: list[Question] = []
     first_seen: dict[str, str] = {}
     for number, (where, row) in enumerate(_rows(path)):
         if format is None:
@@ -65,10 +91,9 @@ def load_questions(
                 "remove one of the two rows"
             )
         first_seen[question.id] = where
-        questions.append(question)
-    if not questions:
+        yield question
+    if not first_seen:
         raise UserError(f"{path}: no questions; give a file with at least one question")
-    return questions
 
 
 def open_questions(spec: str, columns: Mapping[str, str] | None = None) -> tuple[str, list[Question]]:
@@ -107,9 +132,9 @@ def sample(questions: Sequence[Question], n: int, seed: int) -> list[Question]:
     return [questions[i] for i in sorted(random.Random(seed).sample(range(len(questions)), n))]
 
 
-def at_most(questions: Sequence[Question], n: int | None, seed: int) -> list[Question]:
+def at_most(questions: Sequence[Question], n: int | None, seed: int) -> Sequence[Question]:
     """Return a sample of ``n`` questions, or all questions if there are at most ``n`` or ``n`` is None."""
-    return list(questions) if n is None or n >= len(questions) else sample(questions, n, seed)
+    return questions if n is None or n >= len(questions) else sample(questions, n, seed)
 
 
 def _rows(place: str | Path) -> _Rows:

@@ -11,7 +11,7 @@ from support.paths import DATA
 
 from rag_train.errors import UserError
 from rag_train.questions.formats import FORMATS
-from rag_train.questions.load import load_questions, open_questions, parse_columns, sample
+from rag_train.questions.load import StoredQuestions, load_questions, open_questions, parse_columns, sample
 from rag_train.schema import GoldStep, Passage, Question
 
 WIKIPEDIA = {
@@ -297,6 +297,8 @@ def test_reads_our_own_format(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     path.write_text("".join(question.model_dump_json() + "\n" for question in questions))
     assert load_questions(path) == questions
+    stored = StoredQuestions(questions)
+    assert list(stored) == questions and stored[1:3] == questions[1:3] and stored[-1] == questions[-1]
     assert set(SHAPES) | {"rag-train", "popqa-longtail"} == set(FORMATS)
 
 
