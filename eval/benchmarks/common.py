@@ -38,6 +38,15 @@ def exit_on_user_error() -> Iterator[None]:
         sys.exit(2)
 
 
+def process_memory(field: str) -> int:
+    """Return a field of /proc/self/status in bytes: RssAnon is memory without mapped files, VmHWM the peak.
+
+    The peak that getrusage tells begins with that of the process that started this process.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) * 1024
+
+
 class MiniWorld(NamedTuple):
     """The mini world of seed 0, the shipped mini model, and the multi-hop training questions."""
 

@@ -46,20 +46,16 @@ SHAPES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
 MEASURE = """
 import gc
 import sys
-from pathlib import Path
-import psutil
+from rag_train.eval.benchmarks.common import process_memory
 from rag_train.recipe import load_recipe
 from rag_train.training.recipe import TrainRecipe
 from rag_train.training.run import train
 small, large = (load_recipe(TrainRecipe, path) for path in sys.argv[1:])
 train(small)  # imports all libraries
 gc.collect()  # trainers are in reference cycles
-before = psutil.Process().memory_info().rss
+before = process_memory("VmRSS")
 train(large)
-# getrusage is not used, because a process inherits the peak of the process that started it.
-status = Path("/proc/self/status").read_text().splitlines()
-peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
-print(peak * 1024 - before)
+print(process_memory("VmHWM") - before)
 """
 
 

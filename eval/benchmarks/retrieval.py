@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rag_train.errors import UserError
-from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error, free_port
+from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error, free_port, process_memory
 from rag_train.eval.benchmarks.retrievers import DATASETS
 from rag_train.progress import console, progress, up_to
 from rag_train.provenance import save_result
@@ -188,7 +188,7 @@ def _answer_commands(options: argparse.Namespace) -> None:
     Memory is what the process uses more than after its imports. Pages of the memory-mapped index count once they
     have been read.
     """
-    before = _peak_bytes()
+    before = process_memory("VmHWM")
     if options.serve == "bm25":
         index: Any = BM25Index.load(_directory(options, options.passages[0]))
     else:
@@ -199,13 +199,7 @@ def _answer_commands(options: argparse.Namespace) -> None:
         start = time.perf_counter()
         index.search(json.loads(line), K)
         seconds = time.perf_counter() - start
-        print(json.dumps({"seconds": seconds, "peak_bytes": _peak_bytes() - before}), flush=True)
-
-
-def _peak_bytes() -> int:
-    """Return the peak of this process's memory. That of getrusage begins with the peak of the starting process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
+        print(json.dumps({"seconds": seconds, "peak_bytes": process_memory("VmHWM") - before}), flush=True)
 
 
 # -- dense search and the matrix product ---------------------------------------------------------------------

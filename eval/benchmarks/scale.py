@@ -35,7 +35,7 @@ from transformers import default_data_collator
 from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
 from rag_train.data_synth.deeprag.run import synthesize_with
 from rag_train.data_synth.inputs import read_questions
-from rag_train.eval.benchmarks.common import benchmark_parser, mini_world
+from rag_train.eval.benchmarks.common import benchmark_parser, mini_world, process_memory
 from rag_train.files import CACHE_VARIABLE, sha256, write_records
 from rag_train.formats import deeprag
 from rag_train.llm.base import LLM, Completion, Sampling
@@ -324,7 +324,7 @@ def in_process(work: Work, kill_after: float | None = None) -> dict[str, Any]:
 
 
 def _report(connection: Connection, work: Work) -> None:
-    before = own_memory()
+    before = process_memory("RssAnon")
     connection.send("begun")
     with Peak() as peak:
         start = time.perf_counter()
@@ -337,7 +337,7 @@ class Peak:
     """The peak memory of this process within a ``with`` block, as ``bytes``."""
 
     def __enter__(self) -> Peak:
-        self.bytes = own_memory()
+        self.bytes = process_memory("RssAnon")
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
@@ -349,13 +349,7 @@ class Peak:
 
     def _watch(self) -> None:
         while not self._over.wait(0.02):
-            self.bytes = max(self.bytes, own_memory())
-
-
-def own_memory() -> int:
-    """Return the resident memory of this process without the pages of mapped files."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) * 1024
+            self.bytes = max(self.bytes, process_memory("RssAnon"))
 
 
 def moments_of(kills: int, seconds: float, rng: random.Random) -> list[float]:

@@ -24,7 +24,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from rag_train.eval.benchmarks.common import benchmark_parser, mini_world
+from rag_train.eval.benchmarks.common import benchmark_parser, mini_world, process_memory
 from rag_train.training.recipe import DPORecipe, SFTRecipe, TrainRecipe
 
 if TYPE_CHECKING:
@@ -332,8 +332,7 @@ def _memory(reset: bool = False) -> float:
         return torch.cuda.max_memory_allocated() / 2**30
     if reset:
         Path("/proc/self/clear_refs").write_text("5")  # Linux: resets the peak to the memory in use
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 2**20
+    return process_memory("VmHWM") / 2**30
 
 
 if __name__ == "__main__":
