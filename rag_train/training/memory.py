@@ -16,7 +16,8 @@ and q and k the summed sizes of the query heads and of the key heads:
 - Attention per layer and pair of tokens that it compares: nothing with FlexAttention. Sliced attention keeps 4
   bytes for each head, and 2 more in bf16; and 2 c k for each key of a slice of 128 tokens. The mask of padded
   batches, and of sdpa on packed rows, is kept as c bytes.
-- Logits and the intermediate results of the loss. Tree rows: 16 bytes per vocabulary entry at each predicted token.
+- Logits and the intermediate results of the loss. Tree rows: 12 bytes per vocabulary entry at each predicted token
+  (the logarithms of the probabilities and two gradients).
   TRL's trainers compute the logits in tiles: 32 bytes per entry on the CPU, and 8 on a GPU, where a Triton kernel
   works in place. Trees and the CPU were measured, the GPU was not.
 - 1 GiB for libraries, the context of the device and workspaces.
@@ -255,6 +256,6 @@ def _attention(
 
 def _logits(recipe: TrainRecipe, vocabulary: int, tokens: int, predicted: float, gpu: bool) -> float:
     if recipe.trees:
-        return 16 * predicted * vocabulary
+        return 12 * predicted * vocabulary
     entry = 8.0 if gpu else 32.0
     return entry * min(tokens, TILE[0]) * min(vocabulary, TILE[1])
