@@ -6,7 +6,8 @@ of calibration, and one epoch; it excludes imports, tokenisation and a few steps
 
 TRL runs with its best settings. For calibration, the reference is computed before training; TRL 1.16 itself turns
 padding-free batches off. For imitation, rows are packed by best fit, at the fastest row length and at ours; without
-FlashAttention, transformers masks them by position. An optimizer step has about the same number of tokens for all.
+FlashAttention, transformers masks them by position. All contestants make the same number of optimizer steps, with
+about the same number of examples in each.
 
 A GPU, if there is one, is also measured for model FLOPs utilisation. Writes bench_training.json.
 """
@@ -14,6 +15,7 @@ A GPU, if there is one, is also measured for model FLOPs utilisation. Writes ben
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
 import random
 import statistics
@@ -22,7 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from rag_train.eval.benchmarks.common import benchmark_parser, mini_world, process_memory
 from rag_train.training.recipe import DPORecipe, SFTRecipe, TrainRecipe
@@ -31,33 +33,36 @@ if TYPE_CHECKING:
     from rag_train.miniworld.world import World
     from rag_train.schema import PreferencePair, SFTRecord
 
+T = TypeVar("T")
 NODES, PASSAGES, WORDS = 4, 5, 100
 """Shape of the papers' trajectories: nodes, passages per node, words per passage."""
 SHORT_PAIRS = 16
 """Pairs of the mini world per batch, as in the demo. In the papers' shape, a batch is one trajectory."""
 ROW = 2048
 """Tokens per packed row."""
+STEPS = 4
+"""Optimizer steps of imitation; few, so that the number of passes in a step can be about the same for all."""
 PADDED, PACKED, SHORT = "TRL, padded", f"TRL, packed to {ROW:,}", "TRL, packed to 512"
 CONTESTANTS: dict[str, dict[str, dict[str, Any]]] = {
     "dpo": {"TRL": {"dpo": DPORecipe(layout="pairs")}, "tree": {"dpo": DPORecipe(layout="tree")}},
     "sft": {
         PADDED: {},
         PACKED: {"sft": SFTRecipe(pack_tokens=ROW)},
-        SHORT: {"sft": SFTRecipe(pack_tokens=512), "gradient_accumulation": ROW // 512},
+        SHORT: {"sft": SFTRecipe(pack_tokens=512)},
         "tree": {"sft": SFTRecipe(pack_tokens=ROW)},
     },
 }
-"""Recipe keys of the contestants by stage; our tree layout is last. A padded batch has as many examples as ``ROW``
-tokens make."""
+"""Recipe keys of the contestants by stage; our tree layout is last."""
 
 
 class TrainingSet(NamedTuple):
-    """Examples, the model to train on them, and recipe keys that all contestants share."""
+    """Examples, the model to train on them, recipe keys that all contestants share, and keys for TRL's trainers."""
 
     stage: Literal["dpo", "sft"]
     model: Path
     data: Path
     keys: dict[str, Any] = {}  # noqa: RUF012
+    trl: dict[str, Any] = {}  # noqa: RUF012
 
 
 def main() -> None:
@@ -233,7 +238,7 @@ def lessons(world: World, base: Path, work: Path, examples: int) -> tuple[Path, 
     return model, data
 
 
-def in_new_process(run: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
+def in_new_process(run: Callable[..., T], *arguments: Any) -> T:
     """Run a contestant in a new process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(run, *arguments).result()
@@ -257,16 +262,20 @@ def measure(examples: TrainingSet, contestant: str, output: str) -> dict[str, fl
     quiet_libraries()
     tokenizer = load_tokenizer(str(examples.model))
     rows_of: Any = dpo_rows if examples.stage == "dpo" else sft_rows
-    rows, _ = rows_of(examples.data, tokenizer, max_tokens=4096, chat=False)
+    rows, _ = rows_of(examples.data, tokenizer, max_tokens=4096, chat=tokenizer.chat_template is not None)
     if examples.stage == "dpo":
         sequences = [row["prompt_ids"] + row[side] for row in rows for side in ("chosen_ids", "rejected_ids")]
         units = len({_question(pair) for pair in read_records(examples.data, PreferencePair)})
     else:
         sequences, units = [row["input_ids"] for row in rows], len(rows)
     distinct = len(lay_out(sequences).ids)
+    own = CONTESTANTS[examples.stage][contestant]
     keys: dict[str, Any] = {"precision": "bf16" if torch.cuda.is_available() else "fp32"} | examples.keys
-    if contestant == PADDED:
-        keys["batch_size"] = max(1, round(ROW * len(sequences) / sum(map(len, sequences))))
+    if contestant != "tree":
+        keys |= examples.trl
+    if examples.stage == "sft":
+        tokens = distinct if contestant == "tree" else sum(map(len, sequences))
+        keys |= batches(len(sequences), tokens, own["sft"].pack_tokens if "sft" in own else None)
     recipe = TrainRecipe(
         stage=examples.stage,
         model=str(examples.model),
@@ -276,12 +285,12 @@ def measure(examples: TrainingSet, contestant: str, output: str) -> dict[str, fl
         epochs=1,
         logging_steps=5,
         save_steps=10**6,
-        **CONTESTANTS[examples.stage][contestant],
+        **own,
         **keys,
     )
     folder = Path(tempfile.mkdtemp(prefix="bench-training-"))
     before = _memory(reset=True)
-    trainer_of(contestant, recipe, rows.select(range(8)), tokenizer, folder / "warm").train()
+    trainer_of(contestant, recipe, rows.select(range(min(8, len(rows) // 2))), tokenizer, folder / "warm").train()
     start = time.perf_counter()
     trainer = trainer_of(contestant, recipe, rows, tokenizer, folder / "run")
     loss = trainer.train().training_loss
@@ -297,6 +306,16 @@ def measure(examples: TrainingSet, contestant: str, output: str) -> dict[str, fl
         "loss": loss,
         "steps": trainer.state.global_step,
     }
+
+
+def batches(examples: int, tokens: int, row: int | None) -> dict[str, int]:
+    """Return the recipe keys with which an epoch over examples of ``tokens`` in all has about `STEPS` steps.
+
+    A forward pass has a packed row of ``row`` tokens, or without packing as many examples as `ROW` tokens make.
+    """
+    size = 1 if row else max(1, round(ROW * examples / tokens))
+    passes = math.ceil(tokens / row) if row else math.ceil(examples / size)
+    return {"batch_size": size, "gradient_accumulation": math.ceil(passes / STEPS)}
 
 
 def trainer_of(contestant: str, recipe: Any, rows: Any, tokenizer: Any, folder: Path) -> Any:
