@@ -641,9 +641,9 @@ def headlines(pages: str) -> str:
             f"{retrievals[stage2]} retrievals a question; the same model when it always retrieves: "
             f"{em[always]}% at {retrievals[always]}. The base model that always retrieves is ahead on accuracy "
             f"alone: {em[base]}% at {retrievals[base]}. Three seeds. [Demo]({pages}/demo.md)",
-            f"**Teacher data works.** DualRAG with a student that saw few examples: {student}% exact match; "
-            f"fine-tuned on the teacher's data: {tuned}%; the teacher: {teacher}%. {held} claims held; that "
-            f"PlanRAG's student equals its teacher was not shown. [Teacher data]({pages}/teacher_data.md)",
+            f"**Teacher data helps, on average.** DualRAG with a student that saw few examples: {student}% exact "
+            f"match; fine-tuned on the teacher's data: {tuned}%; the teacher: {teacher}%. Three seeds differ too "
+            f"much to show more: {held} claims held. [Teacher data]({pages}/teacher_data.md)",
             f"**The papers' claims, in miniature.** Of {len(reproduction().claims)} claims of five papers "
             f"{claim_count('holds')} hold, {claim_count('fails')} fail, {claim_count('cannot be told apart')} "
             f"cannot be told apart and {claim_count('not run')} were not run"
@@ -663,8 +663,8 @@ def shortfalls(pages: str) -> str:
     search, rollouts = load("bench_search"), load("bench_rollouts")
     ratio, lowest = number(search["ratio"], 1), number(search["ratio_lowest"], 1)
     single = number(load("bench_runtime")["wanted"]["single"], 0)
-    failed = next(claim for claim in load("teacher_data")["claims"] if not claim["held"])["difference"]
-    difference = f"{failed['mean']:+.3f} [{failed['lo']:+.3f}, {failed['hi']:+.3f}]"
+    claims = load("teacher_data")["claims"]
+    not_shown = f"{sum(not claim['held'] for claim in claims)} of {len(claims)}"
     return bullets(
         [
             f"The tree search with all questions in flight is {ratio} times as fast as with one ({lowest} at the "
@@ -679,8 +679,8 @@ def shortfalls(pages: str) -> str:
                 for size in load("bench_retrieval")["sizes"]
                 if size["dense"]["ratio_highest"] > 1.3
             ),
-            f"PlanRAG's student minus its teacher: {difference} exact match; the interval should not reach below "
-            f"-0.02. [Teacher data]({pages}/teacher_data.md)",
+            f"{not_shown} claims about teachers' data are not shown by three seeds. "
+            f"[Teacher data]({pages}/teacher_data.md)",
             *(
                 f"Rollouts of Stage III by {name} reach {number(row['ratio'])} of the tokens a second of one "
                 f"batch; the goal was {rollouts['wanted']}. [Rollouts]({pages}/bench_rollouts.md)"

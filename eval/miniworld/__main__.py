@@ -36,7 +36,10 @@ def main() -> None:
 
 
 def _seeds(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
+    seeds = [int(number) for number in text.split(",")]
+    if len(seeds) < 2:
+        raise argparse.ArgumentTypeError("an interval over seeds needs at least two, such as 0,1")
+    return seeds
 
 
 if __name__ == "__main__":
