@@ -27,7 +27,7 @@ DEEP = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 24, "
 WORDS = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "vocab_size": 64000}
 PACKED = {"sft": SFTRecipe(pack_tokens=2048), "batch_size": 1}
 TREE = {"stage": "dpo", "dpo": DPORecipe(layout="tree"), "batch_size": 8}
-PAIRS = {"stage": "dpo", "dpo": DPORecipe(layout="pairs"), "batch_size": 2}
+PAIRS = {"stage": "dpo", "dpo": DPORecipe(layout="pairs"), "batch_size": 4}
 RECOMPUTED = {"gradient_checkpointing": True}
 SHAPES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "wide, padded": (WIDE, {}),
@@ -38,8 +38,8 @@ SHAPES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "deep, packed, recomputed": (DEEP, PACKED | RECOMPUTED),
     "large vocabulary, packed": (WORDS, PACKED),
     "large vocabulary, padded": (WORDS, {}),
-    "deep, pairs": (DEEP, PAIRS),
-    "deep, trees": (DEEP, TREE),
+    "wide, pairs": (WIDE, PAIRS),
+    "wide, trees": (WIDE, TREE),
 }
 """Sizes of the model and keys of the recipe, by the name of the shape."""
 
@@ -74,7 +74,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="bench-memory-") as name:
         work = Path(name)
-        data = {"sft": work / "sft.jsonl", "dpo": shaped(work / "dpo.jsonl", 4)}
+        data = {"sft": work / "sft.jsonl", "dpo": shaped(work / "dpo.jsonl", 2)}
         write_records(data["sft"], trajectories(EXAMPLES))
         for number, (shape, (sizes, keys)) in enumerate(SHAPES.items()):
             folder = work / str(number)
@@ -121,7 +121,7 @@ def measured(small: Path, large: Path) -> int:
     """Return the peak memory of the run ``large`` above the memory after the run ``small``, in a new process."""
     settings = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}  # freed memory returns to the system
     command = [sys.executable, "-c", MEASURE, str(small), str(large)]
-    done = subprocess.run(command, env=os.environ | settings, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, env=os.environ | settings, check=True, stdout=subprocess.PIPE, text=True)
     return int(done.stdout)
 
 
