@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from rag_train.errors import OneProcessError, UserError
 from rag_train.recipe import describe
+from rag_train.training.processes import end_processes
 from rag_train.training.recipe import TrainRecipe, load_train_recipe
 from rag_train.training.result import summary_line
 from rag_train.training.run import dry_run, train
@@ -47,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 dry_run(recipe, options.device)
             return 0
         result = train(recipe)
+        end_processes()
     except UserError as error:
         if first or isinstance(error, OneProcessError):
             print(f"error: {error}", file=sys.stderr)

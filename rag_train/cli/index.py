@@ -49,4 +49,8 @@ def index(
         passages = index_corpus(
             kind, corpus, output, up_to(advance), encoder=encoder, vectors=vectors, search=search, bf16=bf16
         )
+    if kind == "dense":
+        from rag_train.training.processes import end_processes
+
+        end_processes()
     report(as_json, {"index": output, "passages": passages}, f"{output}: {passages:,} passages")

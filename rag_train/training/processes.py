@@ -1,4 +1,4 @@
-"""What the processes of a launch must have in common: the output directory, the recipe and the inputs."""
+"""What the processes of a launch must have in common (output directory, recipe and inputs), and their end."""
 
 from __future__ import annotations
 
@@ -46,6 +46,17 @@ def check_processes(folder: Path, identity: Mapping[str, Any]) -> None:
                 f"{host} and {first} differ in {', '.join(differing)}; copy the same recipe, data and model to all "
                 "machines"
             )
+
+
+def end_processes() -> None:
+    """Close the connections between the processes of the launch; a command calls this last.
+
+    Without it, a process that ends while another still has its connection open can be aborted by PyTorch's threads
+    ("terminate called without an active exception"), which launchers report as a failure.
+    """
+    state = PartialState()
+    state.wait_for_everyone()
+    state.destroy_process_group()
 
 
 def _appears(file: Path) -> bool:
