@@ -6,6 +6,7 @@ papers' claims.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import yaml
@@ -33,7 +34,7 @@ def main() -> None:
             data = run_demo(recipe, seeds, options.work, options.work)
             outcome.text = "; ".join(f"{claim.text}: {claim.evidence}" for claim in data.claims)
         for kind in ("json", "html"):
-            (options.work / f"demo.{kind}").rename(options.output / f"atlas.{kind}")
+            shutil.move(options.work / f"demo.{kind}", options.output / f"atlas.{kind}")
 
 
 if __name__ == "__main__":
