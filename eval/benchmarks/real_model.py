@@ -58,12 +58,13 @@ def main() -> None:
     from rag_train.progress import console
     from rag_train.provenance import save_result
 
-    work = Path(tempfile.mkdtemp(prefix="bench-real-"))
     model = checkpoint_of(options.model, Path("runs/models"))
     rates = generation(model, options)
     console.print(f"generation: {statistics.median(rates['ratio']):.2f} times vLLM's benchmark")
-    small, wide = training_sets(model, work, options.trajectories)
-    sets = compare(small, options.repeats, work) | compare(wide, 1, work)
+    with tempfile.TemporaryDirectory(prefix="bench-real-") as name:
+        work = Path(name)
+        small, wide = training_sets(model, work, options.trajectories)
+        sets = compare(small, options.repeats, work) | compare(wide, 1, work)
     save_result(options.output / "bench_real.json", {"model": model.name, "generation": rates, "sets": sets})
 
 

@@ -14,6 +14,7 @@ A GPU, if there is one, is also measured for model FLOPs utilisation. Writes ben
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import math
 import multiprocessing
@@ -79,23 +80,11 @@ def main() -> None:
 
     from rag_train.progress import console
     from rag_train.provenance import save_result
-    from rag_train.schema import PreferencePair, SFTRecord
 
     world, model, _ = mini_world()
-    work = Path(tempfile.mkdtemp(prefix="bench-training-"))
-    long = shaped(work / "shaped.jsonl", options.trajectories)
-    sets = {"calibration, papers' shape": TrainingSet("dpo", model, long, {"batch_size": NODES})}
-    demo = options.demo or next(iter(sorted(Path("runs/demo").glob("seed*/pairs.jsonl"))), Path()).parent
-    if (demo / "pairs.jsonl").is_file():
-        pairs = first(demo / "pairs.jsonl", PreferencePair, work / "pairs.jsonl", 8 * options.trajectories)
-        sets["calibration, mini world"] = TrainingSet("dpo", model, pairs, {"batch_size": SHORT_PAIRS})
-        sft = first(demo / "sft.jsonl", SFTRecord, work / "sft.jsonl", options.examples)
-        sets["DeepRAG trajectories, mini world"] = TrainingSet("sft", model, sft)
-    else:
-        console.print("no demo in runs/demo: skipped the sets of its pairs and trajectories; run make demo first")
-    sets["module lessons, mini world"] = TrainingSet("sft", *lessons(world, model, work, options.examples))
-
-    results = compare(sets, options.repeats, work)
+    with tempfile.TemporaryDirectory(prefix="bench-training-") as name:
+        work = Path(name)
+        results = compare(_sets(options, world, model, work), options.repeats, work)
     result = {"options": vars(options), "sets": results}
     if torch.cuda.is_available():
         from rag_train.eval.benchmarks.utilisation import utilisation
@@ -107,6 +96,24 @@ def main() -> None:
     save_result(options.output / "bench_training.json", result)
 
 
+def _sets(options: argparse.Namespace, world: World, model: Path, work: Path) -> dict[str, TrainingSet]:
+    from rag_train.progress import console
+    from rag_train.schema import PreferencePair, SFTRecord
+
+    long = shaped(work / "shaped.jsonl", options.trajectories)
+    sets = {"calibration, papers' shape": TrainingSet("dpo", model, long, {"batch_size": NODES})}
+    demo = options.demo or next(iter(sorted(Path("runs/demo").glob("seed*/pairs.jsonl"))), Path()).parent
+    if (demo / "pairs.jsonl").is_file():
+        pairs = first(demo / "pairs.jsonl", PreferencePair, work / "pairs.jsonl", 8 * options.trajectories)
+        sets["calibration, mini world"] = TrainingSet("dpo", model, pairs, {"batch_size": SHORT_PAIRS})
+        sft = first(demo / "sft.jsonl", SFTRecord, work / "sft.jsonl", options.examples)
+        sets["DeepRAG trajectories, mini world"] = TrainingSet("sft", model, sft)
+    else:
+        console.print("no demo in runs/demo: skipped the sets of its pairs and trajectories; run make demo first")
+    sets["module lessons, mini world"] = TrainingSet("sft", *lessons(world, model, work, options.examples))
+    return sets
+
+
 def compare(sets: dict[str, TrainingSet], repeats: int, work: Path) -> dict[str, Any]:
     """Run all contestants on each set in turn, print their figures, and return them by set."""
     from rag_train.progress import console
@@ -116,7 +123,7 @@ def compare(sets: dict[str, TrainingSet], repeats: int, work: Path) -> dict[str,
         runs: dict[str, list[dict[str, float]]] = {contestant: [] for contestant in CONTESTANTS[examples.stage]}
         for i in range(repeats):
             for contestant in runs:
-                runs[contestant].append(in_new_process(measure, examples, contestant, str(work / f"{name} {i}")))
+                runs[contestant].append(in_new_process(measure, examples, contestant, work / f"{name} {i}"))
         results[name] = summary(runs)
         for line in table(name, results[name]):
             console.print(line)
@@ -244,8 +251,8 @@ def in_new_process(run: Callable[..., T], *arguments: Any) -> T:
         return pool.submit(run, *arguments).result()
 
 
-def measure(examples: TrainingSet, contestant: str, output: str) -> dict[str, float]:
-    """Train once and return the seconds, the tokens, the loss, and the memory.
+def measure(examples: TrainingSet, contestant: str, folder: Path) -> dict[str, float]:
+    """Train once, without saving, and return the seconds, the tokens, the loss, and the memory.
 
     ``units`` are trajectories or examples; ``gib`` is the peak memory (the GPU's, if there is one), and ``grown``
     its increase over the start, both in GiB.
@@ -280,7 +287,7 @@ def measure(examples: TrainingSet, contestant: str, output: str) -> dict[str, fl
         stage=examples.stage,
         model=str(examples.model),
         data=examples.data,
-        output_dir=output,
+        output_dir=str(folder),
         lr=1e-4,
         epochs=1,
         logging_steps=5,
@@ -288,7 +295,6 @@ def measure(examples: TrainingSet, contestant: str, output: str) -> dict[str, fl
         **own,
         **keys,
     )
-    folder = Path(tempfile.mkdtemp(prefix="bench-training-"))
     before = _memory(reset=True)
     trainer_of(contestant, recipe, rows.select(range(min(8, len(rows) // 2))), tokenizer, folder / "warm").train()
     start = time.perf_counter()
@@ -319,17 +325,20 @@ def batches(examples: int, tokens: int, row: int | None) -> dict[str, int]:
 
 
 def trainer_of(contestant: str, recipe: Any, rows: Any, tokenizer: Any, folder: Path) -> Any:
-    """Return this package's trainer for the recipe, or TRL's trainer with packing."""
+    """Return this package's trainer for the recipe, or TRL's trainer with packing; it saves nothing."""
     from rag_train.training.run import build_trainer
 
     if contestant not in (PACKED, SHORT):
-        return build_trainer(recipe, rows, tokenizer, folder)
+        trainer = build_trainer(recipe, rows, tokenizer, folder)
+        trainer.args.save_strategy = "no"
+        return trainer
     from transformers import PrinterCallback
     from trl import SFTConfig, SFTTrainer
 
     from rag_train.training.setup import lora_config, trainer_arguments
 
-    arguments = trainer_arguments(recipe, folder) | {"max_length": recipe.pack_tokens, "pad_to_multiple_of": None}
+    arguments = trainer_arguments(recipe, folder) | {"save_strategy": "no"}
+    arguments |= {"max_length": recipe.pack_tokens, "pad_to_multiple_of": None}
     trainer = SFTTrainer(
         model=recipe.model,
         args=SFTConfig(**arguments, packing=True, packing_strategy="bfd"),
