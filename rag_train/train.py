@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 from rag_train.errors import OneProcessError, UserError
 from rag_train.recipe import describe
-from rag_train.training.processes import end_processes
 from rag_train.training.recipe import TrainRecipe, load_train_recipe
 from rag_train.training.result import summary_line
 from rag_train.training.run import dry_run, train
@@ -48,6 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 dry_run(recipe, options.device)
             return 0
         result = train(recipe)
+        from rag_train.training.processes import (
+            end_processes,
+        )  # imports PyTorch; wrong recipes are told before that
+
         end_processes()
     except UserError as error:
         if first or isinstance(error, OneProcessError):
