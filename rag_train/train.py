@@ -47,9 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 dry_run(recipe, options.device)
             return 0
         result = train(recipe)
-        from rag_train.training.processes import (
-            end_processes,
-        )  # imports PyTorch; wrong recipes are told before that
+        from rag_train.training.processes import end_processes  # here, for it imports PyTorch
 
         end_processes()
     except UserError as error:
