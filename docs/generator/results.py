@@ -559,7 +559,8 @@ def outage_table() -> str:
     return table(columns, rows, "l")
 
 
-def training_table() -> str:
+def training_table(name: str = "bench_training") -> str:
+    """Return the comparison of trees with TRL's trainers, on the sets of a results file."""
     titles = {
         "calibration, papers' shape": "calibration: 4 nodes with 5 passages of 100 words",
         "calibration, mini world": "calibration: the demo's pairs, 16 a batch",
@@ -567,13 +568,13 @@ def training_table() -> str:
         "module lessons, mini world": "modules' examples of the mini world",
     }
     rows = []
-    for name, data in load("bench_training")["sets"].items():
+    for title, data in load(name)["sets"].items():
         ours = data["contestants"]["tree"]["tokens_over_distinct"]
         for peer, ratios in data["trees_over"].items():
             theirs = data["contestants"][peer]["tokens_over_distinct"]
             rows.append(
                 [
-                    titles.get(name, name),
+                    titles.get(title, title),
                     peer.removeprefix("TRL, ") if peer != "TRL" else "pairs",
                     spread(ratios["speed"]),
                     number(mean(ratios["memory"])),
@@ -582,6 +583,38 @@ def training_table() -> str:
             )
     columns = ["the same examples", "TRL's trainer", "tree: times as fast", "memory", "tokens over distinct tokens"]
     return table(columns, rows, "llrrr")
+
+
+def training_rates(name: str) -> str:
+    """Return each contestant's distinct tokens a second, memory, optimizer steps and mean loss."""
+    rows = [
+        [
+            title,
+            contestant,
+            spread(run["tokens_per_second"], 0),
+            number(mean(run["gib_above_start"])),
+            f"{run['steps']:.0f}",
+            number(mean(run["loss"]), 3),
+        ]
+        for title, data in load(name)["sets"].items()
+        for contestant, run in data["contestants"].items()
+    ]
+    columns = ["examples", "trainer", "distinct tokens a second", "memory, GiB", "steps", "mean loss"]
+    return table(columns, rows, "ll")
+
+
+def memory_estimates() -> str:
+    """Return the table of estimated and measured memory by shape."""
+    rows = [
+        [
+            row["shape"],
+            _mib(row["estimate"]),
+            _mib(row["measured"]),
+            f"{100 * (row['estimate'] / row['measured'] - 1):+.0f}%",
+        ]
+        for row in load("bench_memory")["rows"]
+    ]
+    return table(["shape", "estimate, MiB", "measured, MiB", "estimate over measured"], rows, "l")
 
 
 def training_speed(name: str, peer: str = "TRL") -> str:
@@ -699,6 +732,23 @@ def _grown(run: Mapping[str, float]) -> str:
     return _mib(run["peak_bytes"] - run["start_bytes"])
 
 
+def scale_synthesis_table() -> str:
+    runs = load("bench_scale")["synthesis"]
+    return _beside(
+        ["questions", *(f"{run['questions']:,}" for run in runs)],
+        {
+            "calls of the engine": [f"{run['engine_calls']:,}" for run in runs],
+            "questions on disk, MiB": [_mib(run["question_bytes"]) for run in runs],
+            "trajectories": [f"{run['records']:,}" for run in runs],
+            "trajectories on disk, MiB": [_mib(run["bytes"]) for run in runs],
+            "undisturbed, s": [number(run["whole"]["seconds"], 1) for run in runs],
+            "undisturbed, memory in MiB": [_grown(run["whole"]) for run in runs],
+            "with kills, s": [number(run["killed"]["seconds"], 1) for run in runs],
+            "killed": [_same(run) for run in runs],
+        },
+    )
+
+
 def scale_training_table() -> str:
     runs = load("bench_scale")["training"]
     return _beside(
@@ -731,6 +781,86 @@ def scale_runner_table() -> str:
             "killed": [_same(run) for run in runs],
         },
     )
+
+
+def rehearsal_table() -> str:
+    """Return what was run at full count and at full width, with its rate and its memory."""
+    scale, retrieval, real = load("bench_scale"), load("bench_retrieval"), load("bench_real")
+    searched, trained, items = (scale[part][-1] for part in ("synthesis", "training", "runner"))
+    size = retrieval["sizes"][-1]
+    wide = real["sets"]["calibration, 7B's width"]["contestants"]["tree"]
+    memory = load("bench_memory")["rows"]
+    off = max(abs(row["estimate"] / row["measured"] - 1) for row in memory)
+
+    def rate(count: int, seconds: float, what: str) -> str:
+        return f"{count / seconds:,.0f} {what} a second"
+
+    rows = [
+        [
+            "[synthesis](bench_scale.md)",
+            f"full count: {searched['questions']:,} questions, replayed answers",
+            rate(searched["questions"], searched["whole"]["seconds"], "questions"),
+            f"{_grown(searched['whole'])} MiB",
+            _same(searched),
+        ],
+        [
+            "[tokenising](bench_scale.md)",
+            f"full count: {trained['examples']:,} examples",
+            rate(trained["tokens"], trained["tokenise"]["seconds"], "tokens"),
+            f"{_grown(trained['tokenise'])} MiB",
+            _same(trained),
+        ],
+        [
+            "[packing, an epoch's batches](bench_scale.md)",
+            f"full count: {trained['examples']:,} examples",
+            rate(trained["epoch"]["row_tokens"], trained["epoch"]["seconds"], "tokens"),
+            f"{_grown(trained['epoch'])} MiB",
+            "",
+        ],
+        [
+            "[merging of results](bench_scale.md)",
+            f"full count: {items['items']:,} items",
+            rate(items["items"], items["whole"]["seconds"], "items"),
+            f"{_grown(items['whole'])} MiB",
+            _same(items),
+        ],
+        [
+            "[BM25](bench_retrieval.md)",
+            f"{size['passages']:,} passages",
+            f"{median(size['bm25']['queries_per_second']):,.0f} queries a second",
+            f"{number(1024 * size['bm25']['peak_gib'], 0)} MiB",
+            "",
+        ],
+        [
+            "[exact dense search](bench_retrieval.md)",
+            f"{size['passages']:,} passages",
+            rate(size["dense"]["queries"], median(size["dense"]["search_seconds"]), "queries"),
+            "",
+            "",
+        ],
+        [
+            "[engine and searches together](bench_retrieval.md)",
+            f"{retrieval['synthesis']['passages']:,} passages, SmolLM2",
+            f"the engine has calls in {percent(min(retrieval['synthesis']['busy']), 1)}% of the time",
+            "",
+            "",
+        ],
+        [
+            "[calibration on trees](bench_real.md)",
+            "full width: two layers of Qwen2.5-7B with adapters, bf16",
+            f"{median(wide['tokens_per_second']):,.0f} distinct tokens a second",
+            f"{number(1024 * mean(wide['gib_above_start']), 0)} MiB",
+            "",
+        ],
+        [
+            "[memory of a training](bench_memory.md)",
+            f"{len(memory)} shapes of random weights",
+            f"estimates within {percent(off, 0)}%",
+            "",
+            "",
+        ],
+    ]
+    return table(["part", "rehearsed", "rate", "memory", "killed"], rows, "lllrl")
 
 
 def _same(run: Mapping[str, Any]) -> str:
@@ -786,13 +916,13 @@ FUNCTIONS = {
         demo_claims, demo_hops, demo_mean, demo_mistakes, demo_seed_claims, demo_seeds, demo_table, demo_timings,
         first_hour_outputs, first_hour_table, first_lines, gold_hops, gold_left_out, gold_targets, headlines,
         hipporag_table,
-        hostile_table, load, outage_table, overhead_table, protocol_margins, provenance, reproduction,
-        reproduction_status, retrieval_speed_table, retrievers_table, router_accuracy, runtime, runtime_reach,
-        fresh_clones_table, line_coverage, rollouts_table, runtime_table, scale_runner_table, scale_training_table,
-        shortfalls,
-        strategies_table,
+        hostile_table, load, outage_table, overhead_table, protocol_margins, provenance, rehearsal_table,
+        reproduction, reproduction_status, retrieval_speed_table, retrievers_table, router_accuracy,
+        runtime, runtime_reach,
+        fresh_clones_table, line_coverage, memory_estimates, rollouts_table, runtime_table, scale_runner_table,
+        scale_synthesis_table, scale_training_table, shortfalls, strategies_table,
         teacher_ablations, teacher_claims, teacher_counts, teacher_table, test_runs, training_speed,
-        training_table, number, percent, spread, min, max, median, sum,
+        training_rates, training_table, number, percent, spread, min, max, median, sum,
     )
 }  # fmt: skip
 """What a page may call between ``[[=`` and ``=]]``."""
