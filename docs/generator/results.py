@@ -749,6 +749,13 @@ def scale_synthesis_table() -> str:
     )
 
 
+def synthesis_growth() -> str:
+    """Bytes of memory that each question more has taken, from the smaller run to the larger."""
+    few, many = load("bench_scale")["synthesis"]
+    grown = [run["whole"]["peak_bytes"] - run["whole"]["start_bytes"] for run in (few, many)]
+    return f"{(grown[1] - grown[0]) / (many['questions'] - few['questions']):,.0f}"
+
+
 def scale_training_table() -> str:
     runs = load("bench_scale")["training"]
     return _beside(
@@ -920,7 +927,7 @@ FUNCTIONS = {
         reproduction, reproduction_status, retrieval_speed_table, retrievers_table, router_accuracy,
         runtime, runtime_reach,
         fresh_clones_table, line_coverage, memory_estimates, rollouts_table, runtime_table, scale_runner_table,
-        scale_synthesis_table, scale_training_table, shortfalls, strategies_table,
+        scale_synthesis_table, scale_training_table, shortfalls, strategies_table, synthesis_growth,
         teacher_ablations, teacher_claims, teacher_counts, teacher_table, test_runs, training_speed,
         training_rates, training_table, number, percent, spread, min, max, median, sum,
     )
