@@ -92,6 +92,7 @@ def is_request(event: dict[str, Any]) -> bool:
 
 FIGURE = re.compile(r"\b\d[\d,]*(?:\.\d+)?\s?(?:%|(?:s|ms|seconds|GiB|MiB|times|points)\b)|\b\d[\d,]*\.\d+\b")
 STATED = {
+    "bench_memory.md": {"15%"},  # the goal
     "README.md": {"3.11", "2.0"},  # versions
     "bench_training.md": {"4 times", "1.3 times", "1.1 times", "0.9.5", "0.9"},  # goals and a version
     "demo.md": {"95%"},
