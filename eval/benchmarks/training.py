@@ -85,7 +85,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-training-") as name:
         work = Path(name)
         results = compare(_sets(options, world, model, work), options.repeats, work)
-    result = {"options": vars(options), "sets": results}
+    counts = {name: getattr(options, name) for name in ("trajectories", "examples", "repeats")}
+    result = {"options": counts, "sets": results}
     if torch.cuda.is_available():
         from rag_train.eval.benchmarks.utilisation import utilisation
 
