@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -14,6 +15,7 @@ from typing import Any
 import yaml
 
 from generator.markdown import between, bullets, number, percent, spread, table
+from rag_train.eval.demo.claims import compared, verdict
 from rag_train.eval.demo.reference import effects, placed
 from rag_train.eval.metrics import intervals
 from rag_train.eval.metrics.summary import RunSummary
@@ -110,6 +112,28 @@ def demo_seed_claims() -> str:
     return table(["claim", "verdict", "mean over seeds and 95% interval", "each seed"], rows, "llrr")
 
 
+def demo_verdicts(name: str, first_stage: str) -> str:
+    """The claims as `verdict` decides them: the interval over all questions, the mean over seeds, and each seed."""
+    claims = compared(first_stage)
+    seeds = effects([RunSummary.model_validate(run) for run in load(name)["runs"]], claims)
+    rows = []
+    for claim in load(name)["claims"]:
+        text = claim["text"]
+        difference, lo, hi = (float(value) for value in re.findall(r"[-+]\d+\.\d+", claim["evidence"]))
+        effect = intervals.effect_across_seeds(seeds[text])
+        rows.append(
+            [
+                text,
+                f"**{verdict(lo, hi, seeds[text], claims[text].margin)}**",
+                f"{difference:+.3f} [{lo:+.3f}, {hi:+.3f}]",
+                f"{effect.mean:+.3f} {_signed(effect)}",
+                _differences(seeds[text]),
+            ]
+        )
+    heads = ["claim", "verdict", "over all questions", "mean over seeds", "each seed"]
+    return table(heads, rows, "llrrr")
+
+
 def _signed(interval: intervals.Interval) -> str:
     return f"[{interval.lo:+.3f}, {interval.hi:+.3f}]"
 
@@ -126,20 +150,25 @@ def demo_claims(name: str = "demo") -> str:
 
 
 def demo_causes(name: str) -> str:
-    """Wrong answers by cause, of the strategies that answer in steps."""
-    told = [(key, run["causes"]) for key, [run] in demo_groups(name).items() if run["causes"]]
-    columns = list(dict.fromkeys(cause["cause"] for _, causes in told for cause in causes))
+    """Wrong answers of all seeds by cause, of the strategies that answer in steps."""
+    told = {
+        f"{strategy}, {stage}": [cause for run in runs for cause in run["causes"]]
+        for (strategy, stage), runs in demo_groups(name).items()
+        if any(run["causes"] for run in runs)
+    }
+    columns = list(dict.fromkeys(cause["cause"] for causes in told.values() for cause in causes))
     rows = []
-    for (strategy, stage), causes in told:
-        counts = {cause["cause"]: cause["count"] for cause in causes}
-        shown = [str(counts.get(column, 0)) for column in columns]
-        rows.append([f"{strategy}, {stage}", str(sum(counts.values())), *shown])
+    for run, causes in told.items():
+        counts: Counter[str] = Counter()
+        for cause in causes:
+            counts[cause["cause"]] += cause["count"]
+        rows.append([run, str(counts.total()), *(str(counts[column]) for column in columns)])
     return table(["strategy, model", "wrong", *columns], rows, "l")
 
 
 def demo_mistakes(name: str, strategy: str, stage: str) -> str:
-    """The first wrong answer of each cause: the question, what was expected, and what was found."""
-    [run] = demo_groups(name)[strategy, stage]
+    """The first seed's first wrong answer of each cause: the question, what was expected, and what was found."""
+    run = demo_groups(name)[strategy, stage][0]
     rows = []
     for cause in run["causes"]:
         first = cause["examples"][0]
@@ -153,9 +182,9 @@ def _cell(text: str) -> str:
     return f"`{line}`" if line else "–"
 
 
-def demo_seeds() -> str:
-    groups, rows = demo_groups(), []
-    for seed in load("demo")["provenance"]["seeds"]:
+def demo_seeds(name: str = "demo") -> str:
+    groups, rows = demo_groups(name), []
+    for seed in load(name)["provenance"]["seeds"]:
         runs = {key: next(run for run in group if run["seeds"] == [seed]) for key, group in groups.items()}
         stage1, stage2 = runs["deeprag", "stage 1"], runs["deeprag", "stage 2"]
         rows.append(
@@ -921,6 +950,7 @@ FUNCTIONS = {
     for function in (
         across_seeds, all_claims, attack_table, claim_count, claims_by_paper, control_table, demo_causes,
         demo_claims, demo_hops, demo_mean, demo_mistakes, demo_seed_claims, demo_seeds, demo_table, demo_timings,
+        demo_verdicts,
         first_hour_outputs, first_hour_table, first_lines, gold_hops, gold_left_out, gold_targets, headlines,
         hipporag_table,
         hostile_table, load, outage_table, overhead_table, protocol_margins, provenance, rehearsal_table,

@@ -73,6 +73,20 @@ class PairedClaim:
         return f"{'held    ' if self.held else 'not held'} {self.text}: {self.evidence}"
 
 
+def verdict(lo: float, hi: float, seeds: Sequence[float], margin: float = 0.0) -> str:
+    """Return "holds", "fails" or "cannot be told apart", as ``protocol.yaml`` rules.
+
+    Args:
+        lo: lower end of the 95% interval of the difference over all seeds' questions.
+        hi: upper end of that interval.
+        seeds: difference in each seed.
+        margin: loss that still counts as "no worse".
+    """
+    if lo > -margin and min(seeds) > -margin:
+        return "holds"
+    return "fails" if hi < -margin and max(seeds) < -margin else "cannot be told apart"
+
+
 def clusters(questions: Sequence[Sequence[Question]], *, one_world: bool = False) -> list[str]:
     """Return what each question is about, for the questions of every seed in turn.
 

@@ -7,7 +7,7 @@ every reference seed; ``docs/generate.py`` writes it from the results file.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -72,7 +72,7 @@ def reference() -> dict[str, list[float]]:
     return yaml.safe_load(FILE.read_text(encoding="utf-8"))
 
 
-def effects(runs: Sequence[RunSummary]) -> dict[str, list[float]]:
+def effects(runs: Sequence[RunSummary], claims: Mapping[str, Compared] = CLAIMS) -> dict[str, list[float]]:
     """Return each claim's effect in every seed of ``runs``; claims about other runs are absent."""
     by_seed = {(run.name, *run.seeds): run for run in runs}
     seeds = sorted({seed for run in runs for seed in run.seeds})
@@ -81,7 +81,7 @@ def effects(runs: Sequence[RunSummary]) -> dict[str, list[float]]:
             round(_value(by_seed[claim.second, seed], claim) - _value(by_seed[claim.first, seed], claim), 6)
             for seed in seeds
         ]
-        for text, claim in CLAIMS.items()
+        for text, claim in claims.items()
         if all((name, seed) in by_seed for name in (claim.first, claim.second) for seed in seeds)
     }
 
