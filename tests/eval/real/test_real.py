@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,19 @@ def test_a_finished_run_starts_no_engine(smollm2: Path, tmp_path: Path, monkeypa
     run(recipe, [0], None, tmp_path / "work", tmp_path)
     monkeypatch.delattr(VLLMEngine, "start")
     run(recipe, [0], None, tmp_path / "work", tmp_path)
-    rows = json.loads((tmp_path / "real.json").read_text())["rows"]
+    result = json.loads((tmp_path / "real.json").read_text())
+    rows = result["seeds"]["0"]["rows"]
     asked = {(row["model"], row["summary"]["strategy"]): row["summary"]["questions"] for row in rows}
     assert asked == {("untuned", "direct"): 2, ("tuned", "rag"): 2}
+    result["seeds"]["7"] = result["seeds"]["0"]
+    (tmp_path / "real.json").write_text(json.dumps(result))
+    run(recipe, [0], None, tmp_path / "work", tmp_path)
+    assert set(json.loads((tmp_path / "real.json").read_text())["seeds"]) == {"0", "7"}
+
+
+def test_seeds_of_other_settings_are_not_mixed(tmp_path: Path):
+    recipe = load_recipe(RealRecipe, PACKAGE / "recipes/real.yaml", [])
+    settings = json.loads(json.dumps(asdict(recipe))) | {"tokens": 1}
+    (tmp_path / "real.json").write_text(json.dumps({"recipe": settings, "seeds": {"0": {}}}))
+    with pytest.raises(UserError, match=r"other settings \(tokens\)"):
+        run(recipe, [0], None, tmp_path / "work", tmp_path)
