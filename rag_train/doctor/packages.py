@@ -97,7 +97,9 @@ found = []
 if torch.cuda.is_available():
     for i in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(i)
-        found.append([properties.name, properties.total_memory, torch.cuda.is_bf16_supported()])
+        with torch.cuda.device(i):
+            bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        found.append([properties.name, properties.total_memory, bf16])
 elif torch.accelerator.is_available():
     name = torch.accelerator.current_accelerator().type
     found = [[name, 0, True]] * torch.accelerator.device_count()
