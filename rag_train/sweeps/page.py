@@ -15,7 +15,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from rag_train.files import write_text
 from rag_train.pages.scale import Choices, Scale, label, round_ends
 from rag_train.sweeps.file import Sweep
-from rag_train.sweeps.study import Trial, best_of
+from rag_train.sweeps.study import Trial, best_of, front_of
 from rag_train.table import NOTHING, Table
 from rag_train.templates import template
 from rag_train.training.result import RESULT
@@ -29,26 +29,37 @@ POINTS = 200
 
 
 def trials_table(sweep: Sweep, trials: list[Trial]) -> Table:
-    """Return a table of all trials, the best trial first and trials without a value last."""
-    ranked = best_of(sweep, trials)
+    """Return a table of all trials, the best trial first and trials without a value last.
+
+    If their sizes differ, it has the trained parameters in millions, and which trials are on the Pareto front.
+    """
+    ranked, front = best_of(sweep, trials), front_of(sweep, trials)
+
+    def size(trial: Trial) -> list[str]:
+        if not front:
+            return []
+        return [NOTHING if trial.size is None else f"{trial.size / 1e6:.4g}", "yes" if trial in front else ""]
+
     rows = [
         [
             str(trial.number),
             *(label(value) for value in trial.parameters.values()),
             NOTHING if trial.value is None else f"{trial.value:.6g}",
+            *size(trial),
             f"{trial.seconds:.0f}",
             trial.state,
         ]
         for trial in [*ranked, *(trial for trial in trials if trial.value is None)]
     ]
+    added = ["trained, M", "front"] if front else []
     which = "on held-out examples, of the weights kept" if sweep.recipe.eval_data else "the value last logged"
     return Table(
         title=f"{sweep.path.stem}: {len(ranked)} of {len(trials)} trials finished",
         caption=f"By {sweep.metric}, {which}; {'higher' if sweep.maximize else 'lower'} is better.",
-        columns=["trial", *sweep.space, sweep.metric, "seconds", "outcome"],
+        columns=["trial", *sweep.space, sweep.metric, *added, "seconds", "outcome"],
         rows=rows,
         notes=[f"Trial {trial.number}: {trial.error}" for trial in trials if trial.error],
-        importance=[(n := len(sweep.space)) + 1, *range(1, n + 1), n + 3, n + 2],
+        importance=[(n := len(sweep.space)) + 1, *range(1, n + 1), *range(n + 4, n + 4 + len(added)), n + 3, n + 2],
     )
 
 
@@ -66,9 +77,10 @@ def write_page(path: Path, sweep: Sweep, trials: list[Trial]) -> None:
     """Write the page to ``path``, in the directory of the sweep.
 
     It has the best trial's command; the finished trials in parallel coordinates, whose axes are the parameters that
-    vary and the metric; the metric against each parameter; and its course during the trainings.
+    vary and the metric; the metric against each parameter and, if they differ, against the trained parameters, with
+    the Pareto front; and its course during the trainings.
     """
-    ranked = best_of(sweep, trials)
+    ranked, front = best_of(sweep, trials), front_of(sweep, trials)
     varied = {name: d for name, d in sweep.space.items() if not d.single()}
     values = [trial.value for trial in ranked if trial.value is not None]
     lines = [_line(path.parent, sweep, trial, rank, len(ranked)) for rank, trial in enumerate(ranked)]
@@ -84,6 +96,8 @@ def write_page(path: Path, sweep: Sweep, trials: list[Trial]) -> None:
         lines=lines[::-1],  # drawn in this order, so that the best trial is on top
         y=Scale(*round_ends(values), HEIGHT - 46, 14),
         scatters=[(name, _scale(d, 62, WIDTH - 24)) for name, d in varied.items()],
+        front=front,
+        millions=Scale(*_ends(trials), 62, 2 * WIDTH - 24, log=True) if front else None,
         course=_course([point for line in lines for point in line.curve]),
         table=Markup(trials_table(sweep, trials).html()),
         label=label,
@@ -107,6 +121,12 @@ def _curve(result: Path, metric: str) -> list[tuple[float, float]]:
     entries = training["validation" if metric.startswith("eval_") else "losses"]
     points = [(entry["step"], entry[metric]) for entry in entries if metric in entry]
     return [points[i * len(points) // POINTS] for i in range(POINTS)] if len(points) > POINTS else points
+
+
+def _ends(trials: Sequence[Trial]) -> tuple[float, float]:
+    """Return the ends of an axis for the trials' trained parameters, in millions."""
+    sizes = [trial.size / 1e6 for trial in trials if trial.size]
+    return 0.9 * min(sizes), 1.1 * max(sizes)
 
 
 def _course(points: Sequence[tuple[float, float]]) -> tuple[Scale, Scale] | None:

@@ -21,7 +21,7 @@ from rag_train.files import write_text
 from rag_train.progress import console, progress
 from rag_train.sweeps.file import Sweep
 from rag_train.sweeps.page import write_page
-from rag_train.sweeps.study import Study, Trial, best_of, total_trials
+from rag_train.sweeps.study import Study, Trial, best_of, front_of, total_trials
 from rag_train.training.result import RESULT, TrainResult
 
 
@@ -116,14 +116,24 @@ async def _run_all(study: Study, devices: list[str | None], lock: IO[str]) -> No
 
 def _write_results(study: Study) -> None:
     """Write trials.csv, in the order of the trials and with unrounded numbers, and sweep.html."""
+    front = front_of(study.sweep, study.trials)
     rows = [
-        [trial.number, *trial.parameters.values(), trial.value, trial.seconds, trial.state, trial.error]
+        [
+            trial.number,
+            *trial.parameters.values(),
+            trial.value,
+            trial.size,
+            trial in front,
+            trial.seconds,
+            trial.state,
+            trial.error,
+        ]
         for trial in study.trials
     ]
     temporary = study.output / "trials.tmp"
     with temporary.open("w", newline="", encoding="utf-8") as file:
-        names = ["trial", *study.sweep.space, study.sweep.metric, "seconds", "state", "error"]
-        csv.writer(file, lineterminator="\n").writerows([names, *rows])
+        measured = [study.sweep.metric, "trained_parameters", "front", "seconds", "state", "error"]
+        csv.writer(file, lineterminator="\n").writerows([["trial", *study.sweep.space, *measured], *rows])
     temporary.replace(study.output / "trials.csv")
     write_page(study.output / "sweep.html", study.sweep, study.trials)
 
@@ -154,10 +164,11 @@ async def _train(study: Study, trial: Trial, device: str | None, workers: int, l
     trial = replace(trial, seconds=time.perf_counter() - start)
     if code:
         return replace(trial, state="failed", error=_last_error(directory / "trial.log", code))
-    value = _value(TrainResult(**json.loads((directory / RESULT).read_text())), study.sweep.metric)
+    result = TrainResult(**json.loads((directory / RESULT).read_text()))
+    value = _value(result, study.sweep.metric)
     if value is None:
         return replace(trial, state="failed", error=f"{study.sweep.metric} was never logged; lower logging_steps")
-    return replace(trial, state="finished", value=value)
+    return replace(trial, state="finished", value=value, size=result.trained_parameters)
 
 
 def _value(result: TrainResult, metric: str) -> float | None:

@@ -33,12 +33,30 @@ class Trial:
     error: str | None = None
     """Reason of the failure, one line."""
     seconds: float = 0.0
+    size: int | None = None
+    """Number of parameters that it trained; None in sweeps of earlier versions."""
 
 
 def best_of(sweep: Sweep, trials: list[Trial]) -> list[Trial]:
     """Return the finished trials, best first."""
     finished = [trial for trial in trials if trial.value is not None]
     return sorted(finished, key=lambda trial: trial.value or 0.0, reverse=sweep.maximize)
+
+
+def front_of(sweep: Sweep, trials: list[Trial]) -> list[Trial]:
+    """Return the Pareto front of the metric against the trained parameters, the smallest trial first.
+
+    A trial is on the front if it is better than all smaller ones, and none of its size is better; of equals, the
+    first. Empty if all trials have the same size.
+    """
+    ranked = [trial for trial in best_of(sweep, trials) if trial.size]
+    if len({trial.size for trial in ranked}) < 2:
+        return []
+    front: list[Trial] = []
+    for trial in sorted(ranked, key=lambda trial: trial.size or 0):  # stable: of one size, the best comes first
+        if not front or best_of(sweep, [front[-1], trial])[0] is trial:
+            front.append(trial)
+    return front
 
 
 def total_trials(sweep: Sweep, trials: int | None) -> int:

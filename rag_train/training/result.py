@@ -37,6 +37,8 @@ class TrainResult:
     machine: dict[str, str]
     validation: list[dict[str, float]] = field(default_factory=list)
     """Step, loss and accuracy of each evaluation on ``eval_data``."""
+    trained_parameters: int | None = None
+    """Number of parameters that were trained; None in files of earlier versions."""
     kept_step: int | None = None
     """Step whose weights were kept; None in files of earlier versions, which kept those of the last step."""
     already_finished: bool = False

@@ -143,6 +143,7 @@ def _run(recipe: TrainRecipe, identity: dict[str, Any], output_dir: Path, checkp
         steps=trainer.state.global_step,
         losses=_losses(trainer.state.log_history),
         validation=_validation(trainer.state.log_history),
+        trained_parameters=planned.model.trained(recipe.lora),
         kept_step=_kept_step(trainer, recipe),
         tokens_seen=int(trainer.state.num_input_tokens_seen),
         trained_share=None if recipe.stage == "rl" else report.trained_tokens / report.tokens,

@@ -26,7 +26,7 @@ from rag_train.errors import UserError
 from rag_train.sweeps.file import load_sweep
 from rag_train.sweeps.page import trials_table, write_page
 from rag_train.sweeps.run import run_sweep
-from rag_train.sweeps.study import Study, Trial, best_of, total_trials
+from rag_train.sweeps.study import Study, Trial, best_of, front_of, total_trials
 from rag_train.train import main
 
 LR = {"distribution": "log_uniform_values", "min": 1e-4, "max": 1e-2}
@@ -213,6 +213,7 @@ def test_ranks_trials_on_held_out_examples(write_sweep, tmp_path: Path):
     path = write_sweep(held_out=True, method="grid", metric=metric, parameters=parameters)
     result = run_sweep(load_sweep(path), tmp_path / "out")
     for trial in result.trials:
+        assert trial.size
         training = json.loads((tmp_path / "out" / f"{trial.number:04d}" / "training.json").read_text())
         assert trial.value == max(entry["eval_accuracy"] for entry in training["validation"])
         assert (
@@ -220,6 +221,28 @@ def test_ranks_trials_on_held_out_examples(write_sweep, tmp_path: Path):
             == (training["kept_step"])
         )
     assert "on held-out examples, of the weights kept" in (tmp_path / "out" / "sweep.html").read_text()
+
+
+@pytest.mark.parametrize(("goal", "sign"), [("maximize", 1), ("minimize", -1)])
+def test_the_front_has_the_trials_that_no_smaller_one_equals(write_sweep, tmp_path: Path, goal: str, sign: int):
+    sweep = load_sweep(write_sweep(metric={"name": "train/rewards/margins", "goal": goal}))
+    points = [(8, 0.5), (1, 0.2), (4, 0.5), (2, 0.1), (2, 0.3), (16, 0.9), (4, 0.5), (32, 0.9)]
+    trials = [
+        Trial(i, {"dpo.beta": 0.1, "lr": 1e-3, "lora.r": r}, "finished", sign * value, size=1000 * r)
+        for i, (r, value) in enumerate(points)
+    ]
+    front = front_of(sweep, trials)
+    assert [(trial.size, trial.number) for trial in front] == [(1000, 1), (2000, 4), (4000, 2), (16000, 5)]
+    assert front_of(sweep, [replace(trial, size=7) for trial in trials]) == []
+    table = trials_table(sweep, trials)
+    assert {row[0] for row in table.rows if row[table.columns.index("front")]} == {"1", "4", "2", "5"}
+    write_page(tmp_path / "sweep.html", sweep, trials)
+    page = (tmp_path / "sweep.html").read_text()
+    assert page.count("<circle") == 4 * len(trials)
+    [path] = re.findall('<path class="line best" d="M([^"]*)"', page)
+    assert path.count("V") == len(front) - 1
+    write_page(tmp_path / "sweep.html", sweep, [replace(trial, size=None) for trial in trials])
+    assert "Pareto" not in (tmp_path / "sweep.html").read_text()
 
 
 def test_page_escapes_text_and_draws_each_finished_trial(write_sweep, tmp_path: Path):
