@@ -10,7 +10,7 @@ import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rag_train.errors import UserError
 
@@ -38,12 +38,12 @@ def exit_on_user_error() -> Iterator[None]:
         sys.exit(2)
 
 
-def process_memory(field: str) -> int:
-    """Return a field of /proc/self/status in bytes: RssAnon is memory without mapped files, VmHWM the peak.
+def process_memory(field: str, process: int | Literal["self"] = "self") -> int:
+    """Return a field of /proc/PROCESS/status in bytes: RssAnon is memory without mapped files, VmHWM the peak.
 
     The peak that getrusage tells begins with that of the process that started this process.
     """
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) * 1024
 
 
@@ -70,7 +70,8 @@ def stage3_recipe(model: str, folder: Path, price: float, **settings: Any) -> Tr
     """Return the recipe of Stage III in the mini world, on ``questions.jsonl`` and ``index`` in ``folder``.
 
     ``price`` is that of a retrieval; ``settings`` are more keys of the `RLRecipe`. Seed and ``output_dir`` are
-    still to be set.
+    still to be set. Advantages are not scaled by group: where all rollouts of a question are equally right, any
+    price would otherwise count as much as any other.
     """
     from rag_train.training.recipe import PriceRecipe, RLRecipe, TrainRecipe
 
@@ -78,6 +79,7 @@ def stage3_recipe(model: str, folder: Path, price: float, **settings: Any) -> Tr
         index=str(folder / "index"),
         instructions=False,
         call_tokens=96,
+        scale="none",
         price=PriceRecipe(retrievals=price),
         collapse=None,
         **settings,
@@ -90,11 +92,13 @@ def stage3_recipe(model: str, folder: Path, price: float, **settings: Any) -> Tr
         lr=1e-4,
         epochs=1,
         schedule="constant_with_warmup",
+        warmup_ratio=0.0,
         max_tokens=1024,
         batch_size=16,
         global_batch=64,
         precision="fp32",
         logging_steps=1,
+        save_steps=10,
         rl=section,
     )
 

@@ -1,77 +1,112 @@
 """Tree credit compared with plain GRPO at the same number of engine tokens.
 
-Both start from a Stage I model of the mini world, with the same rewards, questions and seeds. A tree step costs
-more engine tokens, so plain GRPO takes more steps, and the rewards are compared at equal totals of tokens read and
-written. The rewards are those of the sampled rollouts. Writes bench_credit.json.
+Both start from the demo's Stage I model of the same seed, with the same rewards, on questions that no stage has
+seen, each asked once. A tree step costs more engine tokens. Plain GRPO spends them on more steps, or on larger
+groups in about as many steps, and stops when it has read and written as many tokens as the tree run. The models
+then answer the same questions greedily. Writes bench_credit.json (bench_credit_dev.json with --split dev).
 
-Example: python -m rag_train.eval.benchmarks.credit --model runs/demo/seed0-*/stage1 --price 0.1
+First: rag-train demo --seeds 0
+Then:  python -m rag_train.eval.benchmarks.credit --seeds 0
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from statistics import fmean
+from typing import Any
 
-from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error, mini_world, stage3_recipe
-from rag_train.files import write_records
-from rag_train.progress import console
-from rag_train.provenance import save_result
-from rag_train.retrieval.index.bm25_build import build_bm25
-from rag_train.training.recipe import TrainRecipe
-from rag_train.training.run import train
-from rag_train.training.tracking import METRICS
+from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error, stage3_recipe
+from rag_train.eval.benchmarks.stage3 import PROTOCOL, DemoSeed, models_of, open_seed
 
-SHARES = (0.25, 0.5, 0.75, 1.0)
-"""Shares of the engine tokens at which rewards are compared."""
-WINDOW = 0.1
-"""A reward is the mean over the steps in this share of all tokens before the point."""
+TREE, STEPS, GROUPS = "tree credit", "plain GRPO, more steps", "plain GRPO, larger groups"
+MOST = 4000
+"""Training questions of the run with the most steps; its token budget ends it before."""
+WIDER = 3
+"""Size of the larger groups, in groups of the other runs."""
 
 Curve = list[tuple[float, float]]
-"""Engine tokens so far and mean reward, for each step."""
+"""Engine tokens so far and mean reward of the sampled rollouts, for each step."""
 
 
 def main() -> None:
     parser = benchmark_parser(__doc__)
-    parser.add_argument("--model", required=True, help="Stage I model of the mini world")
-    parser.add_argument("--price", type=float, default=0.1, help="price of a retrieval")
-    parser.add_argument("--questions", type=int, default=400, help="training questions of a tree run")
-    parser.add_argument("--branches", type=int, default=2, help="rollouts of each decision")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--demo", type=Path, default=Path("runs/demo"), help="working directory of the demo")
     parser.add_argument("--work", type=Path, default=Path("runs/credit"), help="working directory; runs are kept")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of the demo")
+    parser.add_argument("--price", type=float, default=0.1, help="price of a retrieval")
+    parser.add_argument("--questions", type=int, default=400, help="training questions of the tree run")
+    parser.add_argument("--branches", type=int, default=2, help="rollouts of each decision")
+    parser.add_argument("--lr", type=float, default=1e-4, help="learning rate of all runs")
+    parser.add_argument("--split", choices=("dev", "test"), default="dev", help="dev to choose, test to report")
     options = parser.parse_args()
-    options.work.mkdir(parents=True, exist_ok=True)
-    world, _, questions = mini_world()
-    write_records(options.work / "questions.jsonl", questions[: options.questions])
-    build_bm25(world.corpus(), options.work / "index")
-    recipe = stage3_recipe(options.model, options.work, options.price, branches=options.branches)
+
+    from rag_train.eval.benchmarks.reporting import differences, recorded
+    from rag_train.progress import console
+
+    names = ("price", "questions", "branches", "lr", "split")
+    settings = {name: getattr(options, name) for name in names}
     with exit_on_user_error():
-        seeds = [compare(replace(recipe, seed=seed), options.work / f"seed{seed}") for seed in options.seeds]
-    for share in SHARES:
-        tree, plain = (fmean(seed[credit][str(share)] for seed in seeds) for credit in ("tree", "trajectory"))
-        console.print(f"{share:.0%} of the tokens: reward {tree:.3f} with tree credit, {plain:.3f} with plain GRPO")
-    save_result(options.output / "bench_credit.json", {"price": options.price, "seeds": seeds})
+        models = models_of(options.demo, options.seeds)
+        results = recorded(
+            "Stage III, credit",
+            PROTOCOL,
+            options,
+            settings,
+            lambda seed: compare(options, open_seed(models[seed], seed, options.work, options.split, MOST)),
+        )
+    for plain in (STEPS, GROUPS):
+        found = [result["arms"][TREE]["score"] - result["arms"][plain]["score"] for result in results.values()]
+        console.print(f"{TREE} over {plain}: reward {differences(found)}")
 
 
-def compare(recipe: TrainRecipe, folder: Path) -> dict[str, dict[str, float]]:
-    """Train both ways, and return the rewards of each at `SHARES` of the tokens that both of them spent."""
-    section, curves = recipe.rl, {}
-    assert section is not None
-    for credit, epochs in (
-        ("tree", 1),
-        ("trajectory", 1 + 2 * section.branches),
-    ):  # no branch costs more than a rollout
-        output = folder / credit
-        train(replace(recipe, output_dir=str(output), epochs=epochs, rl=replace(section, credit=credit)))
-        curves[credit] = read_curve(output / METRICS)
-    shared = min(curve[-1][0] for curve in curves.values())
-    return {
-        credit: {str(share): reward_at(curve, share * shared, WINDOW * shared) for share in SHARES}
-        for credit, curve in curves.items()
+def compare(options: argparse.Namespace, seed: DemoSeed) -> dict[str, Any]:
+    """Train the three runs of a seed, and let their models answer."""
+    from rag_train.files import read_records, write_records
+    from rag_train.schema import Question
+    from rag_train.training.recipe import RLRecipe
+    from rag_train.training.result import METRICS
+    from rag_train.training.run import train
+
+    start = seed.models / "stage1"
+    recipe = stage3_recipe(str(start), seed.folder, options.price, branches=options.branches, engine="vllm")
+    recipe = replace(recipe, seed=seed.seed, lr=options.lr)
+    section = recipe.rl or RLRecipe(index="")
+    few = seed.folder / "few.jsonl"
+    write_records(few, read_records(recipe.data, Question)[: options.questions])
+    plain = replace(section, credit="trajectory")
+    runs = {
+        TREE: replace(recipe, data=few, rl=replace(section, credit="tree")),
+        STEPS: replace(recipe, rl=plain),
+        GROUPS: replace(
+            recipe, global_batch=WIDER * (recipe.global_batch or 0), rl=replace(plain, group=WIDER * section.group)
+        ),
     }
+    arms: dict[str, Any] = {"start": scored(options, seed, start)}
+    budget = None
+    for name, run in runs.items():
+        output = seed.folder / name.replace(",", "").replace(" ", "-")
+        assert run.rl is not None
+        result = train(replace(run, output_dir=str(output), rl=replace(run.rl, budget=budget)))
+        curve = read_curve(output / METRICS)
+        budget = budget or round(curve[-1][0])
+        arms[name] = scored(options, seed, output) | {
+            "steps": result.steps,
+            "training_seconds": result.seconds,
+            "tokens": curve[-1][0],
+            "curve": curve,
+        }
+    return {"arms": arms}
+
+
+def scored(options: argparse.Namespace, seed: DemoSeed, model: Path) -> dict[str, float]:
+    """Return exact match and retrievals of a model's greedy answers, and the reward that they would have earned."""
+    [run] = asyncio.run(seed.runs(model, model.name))
+    em, retrievals = run.em.mean, run.retrievals.mean
+    return {"em": em, "retrievals": retrievals, "score": em - options.price * retrievals}
 
 
 def read_curve(path: Path) -> Curve:
@@ -79,12 +114,6 @@ def read_curve(path: Path) -> Curve:
     rows = [row for row in map(json.loads, path.read_text().splitlines()) if "reward" in row]
     spent = accumulate(row["engine/read"] + row["engine/written"] for row in rows)
     return [(tokens, row["reward"]) for tokens, row in zip(spent, rows, strict=True)]
-
-
-def reward_at(curve: Sequence[tuple[float, float]], tokens: float, window: float) -> float:
-    """Return the mean reward of the steps within ``window`` before ``tokens``, or that of the last step before."""
-    before = [(at, reward) for at, reward in curve if at <= tokens] or list(curve[:1])
-    return fmean([reward for at, reward in before if at > tokens - window] or [before[-1][1]])
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rag_train.errors import UserError
+from rag_train.eval.by_seed import run_by_seed
 from rag_train.eval.demo.stages import fine_tune, search
 from rag_train.eval.matrix.answers import Answers, needs_attention
 from rag_train.eval.matrix.tables import main_table
@@ -31,7 +31,6 @@ from rag_train.llm.packaged import checkpoint_of
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.llm.vllm import VLLMEngine
 from rag_train.progress import console
-from rag_train.provenance import code_version, save_result
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Question, SFTRecord, Trajectory
 from rag_train.strategies.base import Kit
@@ -79,38 +78,17 @@ def run(recipe: RealRecipe, seeds: Sequence[int], data: Path | None, work: Path,
     for name in (*recipe.untuned, *(recipe.tuned or ())):
         parse_strategy(name)
     path = output / ("real_files.json" if data else "real.json")
-    settings = json.loads(json.dumps(asdict(recipe)))
-    results = _earlier(path, settings)
-    for seed in seeds:
-        began = time.perf_counter()
+
+    def run_seed(seed: int) -> dict[str, Any]:
         rows, tokens = asyncio.run(_run_seed(recipe, seed, data, work))
-        results[str(seed)] = {
-            "code_version": code_version(),
-            "seconds": time.perf_counter() - began,
-            "tokens": tokens,
-            "rows": [asdict(row) | {"summary": row.summary.model_dump(mode="json")} for row in rows],
-        }
-        output.mkdir(parents=True, exist_ok=True)
-        save_result(path, {"recipe": settings, "seeds": dict(sorted(results.items()))})
-    every = [row for result in results.values() for row in result["rows"]]
+        listed = [asdict(row) | {"summary": row.summary.model_dump(mode="json")} for row in rows]
+        return {"tokens": tokens, "rows": listed}
+
+    every = [row for found in run_by_seed(path, asdict(recipe), seeds, run_seed).values() for row in found["rows"]]
     for name in dict.fromkeys(row["questions"] for row in every):
         summaries = [RunSummary.model_validate(row["summary"]) for row in every if row["questions"] == name]
         console.print(f"[bold]{name}[/bold]")
         console.print(main_table(pool(summaries)))
-
-
-def _earlier(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the results by seed that ``path`` has."""
-    if not path.exists():
-        return {}
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if found["recipe"] != settings:
-        changed = sorted(key for key in settings if found["recipe"].get(key) != settings[key])
-        raise UserError(
-            f"{path}: made with other settings ({', '.join(changed) or 'a key that is gone'}), and seeds are only "
-            f"compared with the same; give another --output, or delete the file"
-        )
-    return found["seeds"]
 
 
 async def _run_seed(

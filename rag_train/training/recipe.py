@@ -152,6 +152,9 @@ class RLRecipe:
     updates: Count = 1
     """Optimizer steps on the rollouts of one generation, which are as many as those steps need; divides
     save_steps."""
+    budget: Count | None = None
+    """Tokens, read and written by the engine, after which the training ends: a measure to compare runs that spend
+    them differently, such as with another credit or group. null: train to the end of the epochs."""
     collapse: Count | None = 50
     """Stop if for this many steps no rollout differs in reward from the others of its group, or the entropy is 0.
     null: never."""

@@ -258,6 +258,28 @@ def _reward(name: str) -> Any:
     return part
 
 
+class StopAtBudget(TrainerCallback):
+    """Stops a run when its engine has read and written ``budget`` tokens.
+
+    They are added up from the logged metrics, which a resumed run has too: an entry has the mean of the generations
+    since the entry before.
+    """
+
+    def __init__(self, budget: int, updates: int):
+        self._budget = budget
+        self._updates = updates
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        spent, before = 0.0, 0
+        for entry in state.log_history:
+            if "engine/read" in entry:
+                generations = (entry["step"] - before) / self._updates
+                spent += generations * (entry["engine/read"] + entry["engine/written"])
+                before = entry["step"]
+        if spent >= self._budget:
+            control.should_training_stop = True
+
+
 class StopCollapsed(TrainerCallback):
     """Stops a run that has nothing to learn from: the last ``steps`` steps had no group with different rewards, or
     no entropy.
@@ -341,6 +363,8 @@ def rl_trainer(
         processing_class=tokenizer,
         peft_config=lora_config(recipe),
     )
+    if settings.budget:
+        trainer.add_callback(StopAtBudget(settings.budget, settings.updates))
     if settings.collapse:
         trainer.add_callback(StopCollapsed(settings.collapse))
     return trainer

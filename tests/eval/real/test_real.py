@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -63,11 +62,3 @@ def test_a_finished_run_starts_no_engine(smollm2: Path, tmp_path: Path, monkeypa
     (tmp_path / "real.json").write_text(json.dumps(result))
     run(recipe, [0], None, tmp_path / "work", tmp_path)
     assert set(json.loads((tmp_path / "real.json").read_text())["seeds"]) == {"0", "7"}
-
-
-def test_seeds_of_other_settings_are_not_mixed(tmp_path: Path):
-    recipe = load_recipe(RealRecipe, PACKAGE / "recipes/real.yaml", [])
-    settings = json.loads(json.dumps(asdict(recipe))) | {"tokens": 1}
-    (tmp_path / "real.json").write_text(json.dumps({"recipe": settings, "seeds": {"0": {}}}))
-    with pytest.raises(UserError, match=r"other settings \(tokens\)"):
-        run(recipe, [0], None, tmp_path / "work", tmp_path)

@@ -261,6 +261,24 @@ def test_processes_share_whole_groups(world: Path, tmp_path: Path):
         recipe.on(2)
 
 
+@pytest.mark.parametrize(("updates", "logging_steps"), [(1, 1), (2, 2)])
+@pytest.mark.slow
+def test_a_run_ends_when_its_budget_is_spent(world: Path, tmp_path: Path, updates: int, logging_steps: int):
+    """The logged tokens are those of a mean generation since the last entry."""
+    recipe = recipe_for(
+        world, tmp_path / "out", **COSTS, epochs=1, updates=updates, logging_steps=logging_steps, save_steps=2
+    )
+    whole = train(recipe)
+    rows = metrics(tmp_path / "out")
+    spent = [(row["engine/read"] + row["engine/written"]) * logging_steps / updates for row in rows]
+    assert whole.steps == 8 and len(spent) == 8 // logging_steps
+    budget = round(sum(spent[: len(spent) // 2]))  # reached by the logged steps of the first half
+    rl = replace(recipe.rl or RLRecipe(index=""), budget=budget)
+    assert train(replace(recipe, output_dir=str(tmp_path / "half"), rl=rl)).steps == 4
+    rl = replace(rl, budget=budget + 1)
+    assert train(replace(recipe, output_dir=str(tmp_path / "more"), rl=rl)).steps == 4 + logging_steps
+
+
 @pytest.mark.slow
 def test_a_run_without_different_rewards_stops(world: Path, tmp_path: Path):
     """The untrained model never answers right, so every reward is 0."""

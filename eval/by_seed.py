@@ -1,0 +1,51 @@
+"""Results seed by seed: a file that is written after each seed, to which other days and machines add theirs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rag_train.errors import UserError
+from rag_train.provenance import code_version, save_result
+
+
+def run_by_seed(
+    path: Path, settings: dict[str, Any], seeds: Sequence[int], run: Callable[[int], dict[str, Any]]
+) -> dict[int, dict[str, Any]]:
+    """Run each seed, write its result to ``path``, and return the results of all seeds in the file.
+
+    Args:
+        path: results file (JSON). Its other seeds are kept.
+        settings: what all seeds have in common; JSON values.
+        seeds: seeds to run; a result that the file has is replaced.
+        run: returns the result of a seed as JSON values. The seconds and the code version are added.
+
+    Raises:
+        UserError: if the file has results of other settings.
+    """
+    settings = json.loads(json.dumps(settings))
+    results = _earlier(path, settings)
+    for seed in seeds:
+        began = time.perf_counter()
+        found = run(seed)
+        results[seed] = {"code_version": code_version(), "seconds": time.perf_counter() - began} | found
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_result(path, {"settings": settings, "seeds": {str(seed): results[seed] for seed in sorted(results)}})
+    return results
+
+
+def _earlier(path: Path, settings: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    if not path.exists():
+        return {}
+    found = json.loads(path.read_text(encoding="utf-8"))
+    before = found.get("settings", {})
+    if before != settings:
+        changed = ", ".join(key for key in before | settings if before.get(key) != settings.get(key))
+        raise UserError(
+            f"{path}: made with other settings ({changed}), and only seeds with the same are compared; give "
+            f"another --output, or delete the file"
+        )
+    return {int(seed): result for seed, result in found["seeds"].items()}

@@ -1,0 +1,29 @@
+"""Results that seeds of different days and machines share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rag_train.errors import UserError
+from rag_train.eval.by_seed import run_by_seed
+
+
+def test_seeds_are_written_one_by_one_and_kept(tmp_path: Path):
+    path, settings = tmp_path / "new" / "r.json", {"prices": (0.1, 0.2)}
+
+    def fails_at_12(seed: int) -> dict:
+        if seed == 12:
+            raise RuntimeError("killed")
+        return {"em": seed / 100}
+
+    with pytest.raises(RuntimeError):
+        run_by_seed(path, settings, [11, 10, 12], fails_at_12)
+    assert list(json.loads(path.read_text())["seeds"]) == ["10", "11"]
+    results = run_by_seed(path, settings, [12], lambda seed: {"em": 0.5})
+    assert {seed: result["em"] for seed, result in results.items()} == {10: 0.1, 11: 0.11, 12: 0.5}
+    assert results[12].keys() == {"code_version", "seconds", "em"}
+    with pytest.raises(UserError, match=r"other settings \(prices, new\)"):
+        run_by_seed(path, {"prices": [0.1], "new": 1}, [12], lambda seed: {})
