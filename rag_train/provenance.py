@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rag_train.files import write_text
+from rag_train.files import cache_directory, write_text
 
 
 @cache
@@ -62,10 +64,30 @@ def save_result(path: Path, result: dict[str, Any]) -> None:
 
 
 def weights_sha256(directory: str) -> str | None:
-    """Return the SHA-256 of the weights in a model's or adapter's directory; None for a hub name."""
+    """Return the SHA-256 of the weights in a model's or adapter's directory; None for a hub name.
+
+    Each machine reads the files once: the cache directory keeps the hash by the files' place, size and time of
+    change, and processes that ask at the same time wait for it.
+    """
     weights = sorted(Path(directory).glob("*.safetensors"))
+    if not weights:
+        return None
+    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in weights]
+    kept = cache_directory() / "hashes" / hashlib.sha256(repr(stats).encode()).hexdigest()[:16]
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with kept.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not kept.exists():
+                write_text(kept, _sha256_of(weights))
+            return kept.read_text(encoding="utf-8")
+    except OSError:  # the cache cannot be written
+        return _sha256_of(weights)
+
+
+def _sha256_of(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for path in weights:
+    for path in files:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest() if weights else None
+    return digest.hexdigest()

@@ -11,12 +11,10 @@ from huggingface_hub import HfApi, try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
 
 from rag_train.errors import UserError
+from rag_train.llm.hub import PATIENCE, is_hub_name, refusal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_HUB_PATIENCE = 10.0
-"""Seconds for the Hub to say whether it has a model."""
 
 
 def check_checkpoint(model: str) -> None:
@@ -26,10 +24,10 @@ def check_checkpoint(model: str) -> None:
     once whether it has the model, unless a copy is on this machine.
     """
     path = Path(model)
-    if not path.exists():
-        if path.is_absolute() or model.startswith(".") or model.count("/") > 1:
-            raise UserError(f"model directory {model}: not found; give a checkpoint directory or a hub name")
+    if is_hub_name(model):
         return _check_hub(model)
+    if not path.exists():
+        raise UserError(f"model directory {model}: not found; give a checkpoint directory or a hub name")
     for name, remedy in (
         ("config.json", "give a checkpoint directory"),
         ("tokenizer.json", "copy the tokenizer files of its base model into the directory"),
@@ -77,13 +75,9 @@ def _check_hub(model: str) -> None:
     try:
         if isinstance(try_to_load_from_cache(model, "config.json"), str):
             return
-        HfApi().model_info(model, timeout=_HUB_PATIENCE)
+        HfApi().model_info(model, timeout=PATIENCE)
     except Exception as error:  # errors of the hub, of its client and of the network
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise UserError(
-            f"model {model}: not a directory, and the Hub does not give it ({reason}); "
-            "correct the name, log in, or give a checkpoint directory"
-        ) from error
+        raise refusal(model, error) from error
 
 
 def check_adapter(adapter: str) -> int:

@@ -171,6 +171,9 @@ class TrainRecipe:
     model: str
     """Model to start from: a checkpoint directory or a Hub name. In stage dpo it is the reference model, too. With
     model_preset it can be left out."""
+    revision: str | None = None
+    """Commit, tag or branch of a Hub model. null: the newest commit, which the finished model's card names and a
+    resumed run keeps."""
     data: FilePath
     """JSON Lines file: SFTRecord for stage sft, PreferencePair for stage dpo. For stage rl a question set, in any
     format that `rag-train eval --questions` reads."""

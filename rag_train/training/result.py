@@ -39,6 +39,8 @@ class TrainResult:
     """Step, loss and accuracy of each evaluation on ``eval_data``."""
     trained_parameters: int | None = None
     """Number of parameters that were trained; None in files of earlier versions."""
+    model_commit: str | None = None
+    """Commit of a starting model from the Hub; None for a directory."""
     kept_step: int | None = None
     """Step whose weights were kept; None in files of earlier versions, which kept those of the last step."""
     already_finished: bool = False

@@ -43,7 +43,7 @@ def train(recipe: TrainRecipe) -> TrainResult:
     becomes infinite or NaN.
     """
     output_dir = Path(recipe.output_dir)
-    identity = _identity(recipe)
+    identity = _identity(recipe, output_dir)
     _require_same_run(output_dir, identity)
     if (output_dir / RESULT).is_file():
         result = TrainResult(**json.loads((output_dir / RESULT).read_text()))
@@ -58,11 +58,14 @@ def train(recipe: TrainRecipe) -> TrainResult:
 
     quiet_libraries()
     recipe = _with_precision(recipe, has_bf16())
+    from rag_train.llm.hub import snapshot
     from rag_train.training.failures import explain_failures
 
     try:
         with explain_failures(recipe):
-            return _run(recipe, identity, output_dir, checkpoints)
+            commit = identity["model_commit"]
+            located = replace(recipe, model=snapshot(recipe.model, commit)) if commit else recipe
+            return _run(recipe, located, identity, output_dir, checkpoints)
     except UserError:
         for folder in (checkpoints, *([output_dir] if made else [])):
             with suppress(OSError):  # only empty folders are removed
@@ -103,7 +106,10 @@ def _with_precision(recipe: TrainRecipe, bf16: bool) -> TrainRecipe:
     return recipe
 
 
-def _run(recipe: TrainRecipe, identity: dict[str, Any], output_dir: Path, checkpoints: Path) -> TrainResult:
+def _run(
+    recipe: TrainRecipe, located: TrainRecipe, identity: dict[str, Any], output_dir: Path, checkpoints: Path
+) -> TrainResult:
+    """Train ``located``, the recipe with the directory of its model in place of a name on the Hub."""
     from accelerate import PartialState
 
     from rag_train.training.card import write_card
@@ -114,12 +120,12 @@ def _run(recipe: TrainRecipe, identity: dict[str, Any], output_dir: Path, checkp
     from rag_train.training.tracking import tracked
     from rag_train.training.validation import Validation
 
-    settled = recipe.on(current_sharding().processes)
+    settled = located.on(current_sharding().processes)
     check_processes(checkpoints, identity | {"precision": recipe.precision})
-    tokenizer, rows, report = load_data(recipe)
+    tokenizer, rows, report = load_data(located)
     held_out = _held_out(recipe, tokenizer)
-    planned = plan(recipe, rows, report)
-    check(planned, recipe, rows)
+    planned = plan(located, rows, report)
+    check(planned, located, rows)
     if PartialState().is_main_process:
         console.print(planned.line(), soft_wrap=True)
     trainer = build_trainer(settled, rows, tokenizer, checkpoints, held_out)
@@ -137,7 +143,7 @@ def _run(recipe: TrainRecipe, identity: dict[str, Any], output_dir: Path, checkp
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     seconds = time.perf_counter() - start
 
-    final = _save_model(trainer, recipe, tokenizer, checkpoints)
+    final = _save_model(trainer, located, tokenizer, checkpoints)
     result = TrainResult(
         output_dir=recipe.output_dir,
         steps=trainer.state.global_step,
@@ -152,10 +158,13 @@ def _run(recipe: TrainRecipe, identity: dict[str, Any], output_dir: Path, checkp
         resumed_from=resumed_from,
         data_sha256=identity["data_sha256"],
         model_sha256=identity["model_sha256"],
+        model_commit=identity["model_commit"],
         code_version=code_version(),
         machine=_machine(PartialState().num_processes),
     )
     if PartialState().is_main_process:
+        if result.model_commit:
+            _name_base(final / "adapter_config.json", recipe.model, result.model_commit)
         # The configuration is moved after the weights: a directory without it is not taken for a model.
         for file in sorted(final.iterdir(), key=lambda f: f.name in CONFIGS):
             file.replace(output_dir / file.name)
@@ -181,8 +190,11 @@ def _tell_start(output_dir: Path, checkpoint: Path | None) -> None:
     console.print(f"{output_dir}: {start}", soft_wrap=True)
 
 
-def _identity(recipe: TrainRecipe) -> dict[str, Any]:
-    """Return the keys of the recipe that affect the model, and the hashes of the inputs."""
+def _identity(recipe: TrainRecipe, output_dir: Path) -> dict[str, Any]:
+    """Return the keys of the recipe that affect the model, and the hashes of the inputs.
+
+    Raises UserError for an input that cannot be had.
+    """
     ignored = ("output_dir", "report_to", "logging_steps", "check_memory", "save_only_model")
     settings = {key: value for key, value in asdict(recipe).items() if key not in ignored}
     paths = {key: str(value) for key, value in settings.items() if isinstance(value, Path)}
@@ -191,7 +203,26 @@ def _identity(recipe: TrainRecipe) -> dict[str, Any]:
         "data_sha256": _sha256(recipe.data),
         "eval_data_sha256": recipe.eval_data and _sha256(recipe.eval_data),
         "model_sha256": weights_sha256(recipe.model),
+        "model_commit": _commit(recipe, output_dir),
     }
+
+
+def _commit(recipe: TrainRecipe, output_dir: Path) -> str | None:
+    """Return the commit of a model on the Hub, which for a run in ``output_dir`` is the one that it began with."""
+    from rag_train.llm.hub import commit_of, is_hub_name
+
+    if not is_hub_name(recipe.model):
+        if recipe.revision:
+            raise UserError(f"revision={recipe.revision}: model {recipe.model} is a directory; remove the revision")
+        return None
+    try:
+        before = json.loads((output_dir / IDENTITY).read_text())
+        began = {key: before["recipe"].get(key) for key in ("model", "revision")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        before, began = {}, {}
+    if before.get("model_commit") and began == {"model": recipe.model, "revision": recipe.revision}:
+        return before["model_commit"]
+    return commit_of(recipe.model, recipe.revision)
 
 
 def _sha256(path: Path) -> str:
@@ -378,6 +409,13 @@ def _save_model(trainer, recipe: TrainRecipe, tokenizer, checkpoints: Path) -> P
         load_merged(recipe.model, str(adapter)).save_pretrained(final)
         tokenizer.save_pretrained(final)
     return final
+
+
+def _name_base(config: Path, model: str, commit: str) -> None:
+    """Give an adapter the Hub name of its base model in place of the directory on this machine."""
+    if config.exists():
+        base = {"base_model_name_or_path": model, "revision": commit}
+        _write_json(config, json.loads(config.read_text()) | base)
 
 
 def _kept_step(trainer, recipe: TrainRecipe) -> int:

@@ -21,7 +21,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from support.paths import MODEL
-from support.training import TEMPLATE, TOKENIZER, build_tokenizer, pair, recipe_in, sft_record, stretches, write
+from support.training import (
+    TEMPLATE,
+    TOKENIZER,
+    build_tokenizer,
+    kill_at,
+    pair,
+    recipe_in,
+    sft_record,
+    stretches,
+    write,
+)
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from rag_train.errors import UserError
@@ -359,3 +369,37 @@ def test_rejects_tokenizer_larger_than_vocabulary(work: Path, tmp_path: Path):
     larger.save_pretrained(model)
     with pytest.raises(UserError, match=r"the tokenizer has 371 tokens, but the model's vocabulary has 320; copy"):
         train(recipe_in(work, tmp_path / "out", model=str(model)))
+
+
+@pytest.mark.slow
+def test_a_hub_model_keeps_the_commit_that_its_run_began_with(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The Hub has a newer commit when the killed run continues; the adapter names the model as on the Hub."""
+    commits, fetched = ["a" * 40, "b" * 40], []
+
+    def download(model: str, commit: str) -> str:
+        fetched.append((model, commit))
+        return str(work / "model")
+
+    monkeypatch.setattr("rag_train.llm.hub.commit_of", lambda model, revision: commits.pop(0))
+    monkeypatch.setattr("rag_train.llm.hub.snapshot", download)
+    keys = {"model": "owner/model", "lora": LoraRecipe(r=2, merge=False), "save_steps": 1, "precision": "fp32"}
+    recipe = recipe_in(work, tmp_path / "out", **keys)
+    kill_at(monkeypatch, recipe, 3)
+    result = train(recipe)
+    assert result.resumed_from == 2 and commits == ["b" * 40]
+    assert fetched == [("owner/model", "a" * 40)] * 2 and result.model_commit == "a" * 40
+    adapter = json.loads((tmp_path / "out/adapter_config.json").read_text())
+    assert (adapter["base_model_name_or_path"], adapter["revision"]) == ("owner/model", "a" * 40)
+    card = (tmp_path / "out/README.md").read_text()
+    assert "base_model: owner/model" in card and f"commit on the Hub | `{'a' * 40}`" in card
+    assert train(recipe).already_finished
+    with pytest.raises(UserError, match=r"holds a run that differs in revision \(was None, is 'v2'\)"):
+        train(replace(recipe, revision="v2"))
+
+
+def test_a_directory_has_no_revision(work: Path, tmp_path: Path):
+    with pytest.raises(UserError, match=r"revision=v1: model .* is a directory; remove the revision"):
+        train(recipe_in(work, tmp_path / "out", revision="v1"))
+    assert not (tmp_path / "out").exists()
