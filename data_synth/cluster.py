@@ -12,15 +12,27 @@ from pathlib import Path
 from typing import Any
 
 from rag_train.errors import UserError, not_installed
+from rag_train.llm.engines import EngineConfig
 from rag_train.resumable import Shard, Summary
 
 
-def synthesize_on_ray(synthesize: Callable[[Shard], Coroutine[Any, Any, Summary]], shards: int) -> Summary:
+def gpus_of(recipe: Any) -> int:
+    """Return the GPUs that the engine of a recipe's shard takes: none if a server has the model, or without one."""
+    engine: EngineConfig | None = getattr(recipe, "engine", None)
+    if engine is None or engine.kind in ("openai", "chat") or not getattr(recipe, "model", None):
+        return 0
+    return engine.tensor_parallel
+
+
+def synthesize_on_ray(
+    synthesize: Callable[[Shard], Coroutine[Any, Any, Summary]], shards: int, gpus: int
+) -> Summary:
     """Run ``synthesize`` on each of ``shards`` shards on a Ray cluster, and return the summary of all.
 
     Joins the cluster at ``RAY_ADDRESS``, or starts one on this machine. If the cluster has GPUs, each shard takes
-    one GPU. All nodes must see the same files under the same paths, because shards write partial files in the
-    output's directory. A run that was killed continues from them, and the output equals that of a run without Ray.
+    ``gpus`` of them. All nodes must see the same files under the same paths, because shards write partial files in
+    the output's directory. A run that was killed continues from them, and the output equals that of a run without
+    Ray.
 
     Raises UserError if Ray is not installed, or with a shard's message if the shard raised it.
     """
@@ -44,10 +56,10 @@ def synthesize_on_ray(synthesize: Callable[[Shard], Coroutine[Any, Any, Summary]
     ray.init(logging_level=logging.WARNING)
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False  # each shard has its own progress bar
-    gpus = 1 if ray.cluster_resources().get("GPU") else 0
+    taken = gpus if ray.cluster_resources().get("GPU") else 0
     rows = [{"number": number} for number in range(1, shards + 1)]
     try:
-        finished = ray.data.from_items(rows, override_num_blocks=shards).map(work, num_gpus=gpus).take_all()
+        finished = ray.data.from_items(rows, override_num_blocks=shards).map(work, num_gpus=taken).take_all()
     finally:
         ray.shutdown()
     for row in finished:

@@ -242,9 +242,9 @@ def _synthesize(
     if repo:
         check_token()
     if ray:
-        from rag_train.data_synth.cluster import synthesize_on_ray
+        from rag_train.data_synth.cluster import gpus_of, synthesize_on_ray
 
-        summary = synthesize_on_ray(work, ray)
+        summary = synthesize_on_ray(work, ray, gpus_of(loaded))
     else:
         summary = asyncio.run(work(Shard.parse(shard) if shard else WHOLE))
     if not summary.records and not summary.remaining:

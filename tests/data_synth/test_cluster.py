@@ -1,8 +1,37 @@
 """Synthesis on a Ray cluster."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest
+
+from rag_train.data_synth.cluster import gpus_of
+from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
+from rag_train.data_synth.modules.recipes import GoldRecipe
+from rag_train.recipe import load_recipe
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus"),
+    [
+        ([], 1),
+        (["engine.tensor_parallel=2"], 2),
+        (["engine.kind=transformers"], 1),
+        (["engine.kind=openai", "engine.urls=[http://127.0.0.1:1]"], 0),
+        (["engine.kind=chat", "engine.urls=[http://127.0.0.1:1]"], 0),
+    ],
+)
+def test_a_shard_takes_the_gpus_of_its_engine(tmp_path: Path, overrides: list[str], gpus: int):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("stage: sft\nquestions: []\nindex: x\nmodel: m\noutput: out.jsonl\n")
+    assert gpus_of(load_recipe(DeepRAGRecipe, path, overrides)) == gpus
+
+
+def test_gold_data_take_no_gpu(tmp_path: Path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("questions: []\nindex: x\noutput: out.jsonl\n")
+    assert gpus_of(load_recipe(GoldRecipe, path, [])) == 0
 
 
 @pytest.mark.release
