@@ -95,9 +95,10 @@ def examples(model: Path, work: Path) -> Path:
     from rag_train.files import write_records
     from rag_train.llm.checkpoint import load_tokenizer
     from rag_train.retrieval.batching import AsyncRetriever
+    from rag_train.retrieval.index.bm25 import BM25Index
 
     world = open_atlas("dev", 0)
-    made = asyncio.run(gold_examples(world.train[:100], AsyncRetriever(world.index), passages=3))
+    made = asyncio.run(gold_examples(world.train[:100], AsyncRetriever(BM25Index.build(world.corpus)), passages=3))
     drawn, _ = equal_shares(made, load_tokenizer(str(model)), TOKENS, seed=0)
     write_records(work / "examples.jsonl", drawn)
     return work / "examples.jsonl"
@@ -153,9 +154,10 @@ def requests(count: int) -> list[str]:
     from rag_train.eval.real.world import open_atlas
     from rag_train.formats import reader
     from rag_train.retrieval.batching import AsyncRetriever
+    from rag_train.retrieval.index.bm25 import BM25Index
 
     world = open_atlas("dev", 0)
-    retriever = AsyncRetriever(world.index)
+    retriever = AsyncRetriever(BM25Index.build(world.corpus))
 
     async def prompts() -> list[str]:
         asked = [question.question for question in world.asked["atlas"][:count]]

@@ -23,17 +23,20 @@ NEAR = 0.002
 def main_table(runs: Sequence[RunSummary]) -> Table:
     """Return answer scores and retrievals of each run, with intervals (DeepRAG, Tables 1 and 2).
 
-    F1 and accuracy are left out if they are `NEAR` EM in every row, as with answers of one word.
+    F1 and accuracy are left out if they are `NEAR` EM in every row, as with answers of one word. The number of
+    questions is told if it is not the same for all.
     """
     left_out, scores = _near_em(runs)
+    counts = ["Questions"] if len({run.questions for run in runs}) > 1 else []
     return Table(
         title="Answers and retrievals",
         caption="Scores in percent; mean retrievals per question, over all questions and over the questions "
         "answered correctly or incorrectly (exact match).",
-        columns=["Strategy", *scores.values(), "Retrievals", "when correct", "when incorrect"],
+        columns=["Strategy", *counts, *scores.values(), "Retrievals", "when correct", "when incorrect"],
         rows=[
             [
                 run.name,
+                *(str(run.questions) for _ in counts),
                 *(_percent(getattr(run, name)) for name in scores),
                 *(_number(i) for i in (run.retrievals, run.retrievals_correct, run.retrievals_incorrect)),
             ]

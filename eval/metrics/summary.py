@@ -6,6 +6,7 @@ All tables and plots are made from summaries; `docs/results/*.json` contains sum
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from pydantic import Field
 
@@ -211,16 +212,7 @@ def _join(runs: Sequence[RunSummary]) -> RunSummary:
         errors=sum(run.errors for run in runs) / n,
         unparsed=sum(run.unparsed for run in runs) / n,
         tokens=_mean_tokens(runs),
-        by_hops=[
-            Hops(
-                hops=parts[0].hops,
-                questions=parts[0].questions,
-                em=_share_across([part.em for part in parts]),
-                f1=_share_across([part.f1 for part in parts]),
-                retrievals=_across([part.retrievals for part in parts]),
-            )
-            for parts in zip(*(run.by_hops for run in runs), strict=True)
-        ],
+        by_hops=_pooled_hops([run.by_hops for run in runs]),
         subqueries=_mean_shares([run.subqueries for run in runs]),
         retrieval_counts=_mean_shares([run.retrieval_counts for run in runs]),
         cot_boundary=sum(cot[1:], start=cot[0]) if cot else None,
@@ -239,6 +231,26 @@ def _join(runs: Sequence[RunSummary]) -> RunSummary:
         cot_calibration=sum(by_cot[1:], start=by_cot[0]) if by_cot else None,
         fact_calibration=sum(by_facts[1:], start=by_facts[0]) if by_facts else None,
         causes=joined(run.causes for run in runs),
+    )
+
+
+def _pooled_hops(seeds: Sequence[Sequence[Hops]]) -> list[Hops]:
+    """Return each number of hops over the seeds that have such questions."""
+    parts: dict[int, list[Hops]] = {}
+    for part in chain.from_iterable(seeds):
+        parts.setdefault(part.hops, []).append(part)
+    return [_joined_hops(parts[hops]) for hops in sorted(parts)]
+
+
+def _joined_hops(parts: Sequence[Hops]) -> Hops:
+    if len(parts) == 1:
+        return parts[0]
+    return Hops(
+        hops=parts[0].hops,
+        questions=parts[0].questions,
+        em=_share_across([part.em for part in parts]),
+        f1=_share_across([part.f1 for part in parts]),
+        retrievals=_across([part.retrievals for part in parts]),
     )
 
 

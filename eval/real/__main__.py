@@ -18,7 +18,7 @@ def seeds(text: str) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m rag_train.eval.real", description=__doc__)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="override recipe keys: split=dev")
-    parser.add_argument("--recipe", type=Path, help="sizes and settings; default: recipes/real.yaml")
+    parser.add_argument("--recipe", type=Path, help="default: recipes/real.yaml, or real_files.yaml with --data")
     parser.add_argument("--data", type=Path, help="folder of released files and corpus.jsonl; default: the atlas")
     parser.add_argument("--seeds", type=seeds, default="0,1,2", help="comma-separated training seeds")
     parser.add_argument("--work", type=Path, default=Path("runs/real"), help="models and answers, which are kept")
@@ -27,7 +27,8 @@ def main() -> None:
     from rag_train.eval.real.run import run
 
     with exit_on_user_error():
-        recipe = load_recipe(RealRecipe, options.recipe or PACKAGE / "recipes/real.yaml", options.overrides)
+        default = PACKAGE / "recipes" / ("real_files.yaml" if options.data else "real.yaml")
+        recipe = load_recipe(RealRecipe, options.recipe or default, options.overrides)
         run(recipe, options.seeds, options.data, options.work, options.output)
 
 

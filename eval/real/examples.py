@@ -23,8 +23,9 @@ async def gold_examples(
 ) -> dict[str, list[SFTRecord]]:
     """Return the examples of the systems made of modules and of the baselines, by method.
 
-    A baseline's method is the first part of its tasks' names. Questions without usable hops are left out, and
-    targets that cannot be known from their prompts.
+    A baseline's method is the first part of its tasks' names. Questions without usable hops are left out, and the
+    systems' targets that cannot be known from their prompts. The baselines' examples need no such check: they are
+    made only where the passages or the model's own knowledge have the answer.
     """
     out: dict[str, list[SFTRecord]] = {}
     for question in questions:
@@ -32,10 +33,11 @@ async def gold_examples(
             continue
         found = await retrieved(retriever, question, passages, entities=True)
         for method, factory in FACTORIES.items():
-            out.setdefault(method, []).extend(factory.gold_records(question, found, instructions=False))
+            records = factory.gold_records(question, found, instructions=False)
+            out.setdefault(method, []).extend(record for record in records if not unknown(record))
         for record in baselines.gold_records(question, found, instructions=False):
             out.setdefault((record.task or "baseline").partition("_")[0], []).append(record)
-    return {method: [record for record in records if not unknown(record)] for method, records in out.items()}
+    return out
 
 
 def equal_shares(

@@ -13,16 +13,19 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rag_train.atlas.knowledge import with_knowledge
 from rag_train.eval.by_seed import run_by_seed
 from rag_train.eval.demo.stages import fine_tune, search
 from rag_train.eval.matrix.answers import Answers, needs_attention
-from rag_train.eval.matrix.tables import main_table
+from rag_train.eval.matrix.tables import cause_table, decision_table, main_table
+from rag_train.eval.metrics.scores import score
 from rag_train.eval.metrics.summary import RunSummary, pool, summarize
 from rag_train.eval.real.examples import equal_shares, gold_examples
+from rag_train.eval.real.gains import gains_table
 from rag_train.eval.real.recipe import RealRecipe
 from rag_train.eval.real.world import RealWorld, open_atlas, open_files
 from rag_train.files import read_records, write_records, write_text
@@ -30,19 +33,30 @@ from rag_train.llm.base import LLM
 from rag_train.llm.packaged import checkpoint_of
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.llm.vllm import VLLMEngine
-from rag_train.progress import console
+from rag_train.progress import console, progress
 from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.retrieval.index.bm25 import BM25Index
+from rag_train.retrieval.index.dense import DenseIndex, build_dense
+from rag_train.retrieval.index.lucene import LuceneIndex, build_lucene
 from rag_train.schema import Question, SFTRecord, Trajectory
 from rag_train.strategies.base import Kit
-from rag_train.strategies.kit import RETRIEVER_KINDS
 from rag_train.strategies.registry import STRATEGIES, parse_strategy
 from rag_train.training.recipe import SFTRecipe
 from rag_train.training.result import RESULT
 
-WITHOUT = ("levelrag-web",)
-"""Strategies left out: nothing here is on the web."""
+WITHOUT = {
+    "levelrag-web": "nothing here is on the web",
+    "self-rag": "its reflection tokens are words of its own checkpoint's vocabulary",
+    "plan-selfrag": "its reflection tokens are words of its own checkpoint's vocabulary",
+    "search-r1": "it is learned by reinforcement, and there are no examples",
+    "cot-retrieve": "without instructions its prompts are those of cot-rag",
+    "fireact": "without instructions its prompts are those of react",
+}
+"""Strategies that the tuned model does not answer with, and why."""
 TOKENS = "tokens.json"
 """File of the tokens that each method's examples have."""
+KNOWN = "known.json"
+"""File of what the starting model knows of the facts behind the questions, by subquery."""
 
 
 class Job(NamedTuple):
@@ -56,15 +70,29 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One strategy's result on one set of questions."""
+    """One strategy's result on one set of questions.
+
+    Attributes:
+        em: exact match of each question, by its id.
+        seconds: time to answer in the run that wrote this row; close to 0 if all answers were there already.
+    """
 
     seed: int
     model: str
     questions: str
     summary: RunSummary
+    em: dict[str, float]
     failed: int
     seconds: float
-    """Time to answer in the run that wrote this row; close to 0 if all answers were there already."""
+
+
+@dataclass(frozen=True)
+class Retrievers:
+    """The retrievers of a corpus: BM25 for all strategies, and those of LevelRAG's searchers."""
+
+    bm25: AsyncRetriever
+    by_kind: dict[str, AsyncRetriever]
+    corpus_sha256: str
 
 
 def run(recipe: RealRecipe, seeds: Sequence[int], data: Path | None, work: Path, output: Path) -> None:
@@ -84,50 +112,79 @@ def run(recipe: RealRecipe, seeds: Sequence[int], data: Path | None, work: Path,
         listed = [asdict(row) | {"summary": row.summary.model_dump(mode="json")} for row in rows]
         return {"tokens": tokens, "rows": listed}
 
-    every = [row for found in run_by_seed(path, asdict(recipe), seeds, run_seed).values() for row in found["rows"]]
+    settings = asdict(recipe) | {"without": WITHOUT}
+    every = [row for found in run_by_seed(path, settings, seeds, run_seed).values() for row in found["rows"]]
     for name in dict.fromkeys(row["questions"] for row in every):
-        summaries = [RunSummary.model_validate(row["summary"]) for row in every if row["questions"] == name]
+        rows = [row for row in every if row["questions"] == name]
+        summaries = pool([RunSummary.model_validate(row["summary"]) for row in rows])
         console.print(f"[bold]{name}[/bold]")
-        console.print(main_table(pool(summaries)))
+        for table in (main_table, decision_table, cause_table):
+            console.print(table(summaries))
+        console.print(gains_table(rows))
 
 
 async def _run_seed(
     recipe: RealRecipe, seed: int, data: Path | None, work: Path
 ) -> tuple[list[Row], dict[str, int]]:
-    key = hashlib.sha256(json.dumps([asdict(recipe), str(data or "")], sort_keys=True).encode()).hexdigest()[:8]
+    made_with = asdict(replace(recipe, sample={}, untuned=[], tuned=None)) | {"data": str(data or "")}
+    key = hashlib.sha256(json.dumps(made_with, sort_keys=True).encode()).hexdigest()[:8]
     folder = work / f"seed{seed}-{key}"
     model = checkpoint_of(recipe.model, work)
     world = open_files(data, seed) if data else open_atlas(recipe.split, seed)
-    retriever = AsyncRetriever(world.index)
+    strategies = {
+        "untuned": recipe.untuned,
+        "tuned": recipe.tuned or [strategy for strategy in STRATEGIES if strategy not in WITHOUT],
+    }
+    by_kind = any("levelrag" in name for names in strategies.values() for name in names)
+    retrievers = _retrievers(world, work, by_kind)
+    if not (folder / "tuned" / RESULT).is_file():
+        await _tune(recipe, seed, world, retrievers, model, folder)
+    known = {fact: value for fact, value in json.loads((folder / KNOWN).read_text()).items() if value is not None}
     rows: list[Row] = []
     for name, directory in (("untuned", model), ("tuned", folder / "tuned")):
-        if name == "tuned" and not (directory / RESULT).is_file():
-            await _tune(recipe, seed, world, retriever, model, folder)
-        every = [strategy for strategy in STRATEGIES if strategy not in WITHOUT]
-        strategies = recipe.untuned if name == "untuned" else recipe.tuned or every
         jobs = [
-            Job(strategy, questions, asked[: recipe.sample.get(strategy, recipe.questions)])
-            for strategy in strategies
+            Job(strategy, questions, asked[: recipe.sample.get(strategy.partition(",")[0], recipe.questions)])
+            for strategy in strategies[name]
             for questions, asked in world.asked.items()
         ]
-        answers = folder / "answers" / name
-        async for job, trajectories, seconds in _answer(recipe, seed, directory, retriever, jobs, answers):
-            rows.append(_row(seed, name, job, trajectories, seconds))
+        async for job, trajectories, seconds in _answer(
+            recipe, seed, directory, retrievers, jobs, folder / "answers" / name
+        ):
+            rows.append(_row(seed, name, job, trajectories, known, seconds))
     return rows, json.loads((folder / TOKENS).read_text())
 
 
+def _retrievers(world: RealWorld, work: Path, by_kind: bool) -> Retrievers:
+    """Index the corpus; with ``by_kind`` also for LevelRAG's searchers, on disk, where later runs find it."""
+    bm25 = BM25Index.build(world.corpus)
+    found: dict[str, AsyncRetriever] = {}
+    if by_kind:
+        folder = work / f"indexes-{bm25.corpus_sha256[:8]}"
+        if not (folder / "sparse").exists():
+            build_lucene(world.corpus, folder / "sparse")
+        if not (folder / "dense").exists():
+            with progress("encoding passages", len(world.corpus)) as advance:
+                build_dense(world.corpus, folder / "dense", progress=advance)
+        found["sparse"] = AsyncRetriever(LuceneIndex.load(folder / "sparse"))
+        found["dense"] = AsyncRetriever(DenseIndex.load(folder / "dense"))
+    return Retrievers(AsyncRetriever(bm25), found, bm25.corpus_sha256)
+
+
 async def _tune(
-    recipe: RealRecipe, seed: int, world: RealWorld, retriever: AsyncRetriever, model: Path, folder: Path
+    recipe: RealRecipe, seed: int, world: RealWorld, retrievers: Retrievers, model: Path, folder: Path
 ) -> None:
-    """Train the model ``folder / "tuned"`` on `equal_shares` of all methods' examples."""
+    """Measure what ``model`` knows, and train ``folder / "tuned"`` on `equal_shares` of all methods' examples."""
     settings = recipe.lessons
-    asked = world.train[: settings.questions]
+    lessons = world.train[: settings.questions]
+    asked = [question for questions in world.asked.values() for question in questions[: recipe.questions]]
+    bm25, sha256 = retrievers.bm25, retrievers.corpus_sha256
     async with aclosing(_engine(recipe, model, seed)) as engine:
-        asked = await world.annotate(engine, asked, folder / "known.jsonl")
+        write_text(folder / KNOWN, json.dumps(await world.measure(engine, asked, folder / "asked_facts.jsonl")))
+        lessons = with_knowledge(lessons, await world.measure(engine, lessons, folder / "lesson_facts.jsonl"))
         cold = folder / "cold_start.jsonl"
-        await search("cold_start", model, asked, cold, seed, engine, retriever, world.index.corpus_sha256)
+        await search("cold_start", model, lessons, cold, seed, engine, bm25, sha256)
         tokenizer = engine.tokenizer
-    examples = await gold_examples(asked, retriever, recipe.passages)
+    examples = await gold_examples(lessons, bm25, recipe.passages)
     examples["deeprag"] = read_records(cold, SFTRecord)
     drawn, tokens = equal_shares(examples, tokenizer, recipe.tokens, seed)
     data = folder / "lessons.jsonl"
@@ -151,7 +208,7 @@ async def _tune(
 
 
 async def _answer(
-    recipe: RealRecipe, seed: int, model: Path, retriever: AsyncRetriever, jobs: Sequence[Job], folder: Path
+    recipe: RealRecipe, seed: int, model: Path, retrievers: Retrievers, jobs: Sequence[Job], folder: Path
 ) -> AsyncIterator[tuple[Job, list[Trajectory], float]]:
     """Yield each job with its trajectories and the seconds that it took; an engine starts only if it is needed."""
     async with AsyncExitStack() as stack:
@@ -166,21 +223,33 @@ async def _answer(
                     engines[attention] = await stack.enter_async_context(aclosing(opened))
                 kit = Kit(
                     engines[attention],
-                    retriever,
+                    retrievers.bm25,
                     recipe.passages,
                     instructions=folder.name == "untuned",
-                    retrievers=dict.fromkeys(RETRIEVER_KINDS, retriever),
+                    retrievers=retrievers.by_kind,
                 )
                 await answers.ask(kit, job.asked)
             yield job, answers.of(job.asked), time.perf_counter() - began
 
 
-def _row(seed: int, model: str, job: Job, trajectories: list[Trajectory], seconds: float) -> Row:
+def _row(
+    seed: int, model: str, job: Job, trajectories: list[Trajectory], known: dict[str, bool], seconds: float
+) -> Row:
+    scores = score(job.asked, trajectories)
     return Row(
         seed=seed,
         model=model,
         questions=job.questions,
-        summary=summarize(job.asked, trajectories, strategy=job.strategy, stage=model, seed=seed),
+        summary=summarize(
+            job.asked,
+            trajectories,
+            strategy=job.strategy,
+            stage=model,
+            seed=seed,
+            known=known if known and job.strategy.startswith("deeprag") else None,
+            scores=scores,
+        ),
+        em={each.question_id: each.em for each in scores},
         failed=sum(t.error is not None for t in trajectories),
         seconds=seconds,
     )

@@ -13,8 +13,7 @@ from rag_train.eval.demo.world import one_answer
 from rag_train.llm.base import LLM
 from rag_train.questions.load import load_questions
 from rag_train.retrieval.corpus import read_corpus
-from rag_train.retrieval.index.bm25 import BM25Index
-from rag_train.schema import Question
+from rag_train.schema import Passage, Question
 
 TRAIN = ("musique/train_100.jsonl", "2wikimultihopqa/train_sample.json")
 """Question files with annotated hops, for training examples."""
@@ -26,7 +25,7 @@ ASKED = {
 }
 """Question files to answer, by the name of their dataset."""
 
-Annotate = Callable[[LLM, Sequence[Question], Path], Awaitable[list[Question]]]
+Measure = Callable[[LLM, Sequence[Question], Path], Awaitable[dict[str, bool | None]]]
 
 
 @dataclass
@@ -34,35 +33,34 @@ class RealWorld:
     """What the comparison needs.
 
     Attributes:
-        index: retriever of the corpus.
-        train: training questions with annotated hops, in random order.
-        asked: questions to answer, by set.
-        annotate: returns questions with ``known`` of each hop, where it can be measured of the model behind an
-            engine; the measurement is written to the file.
+        corpus: passages to retrieve from.
+        train: training questions with annotated hops, in an order drawn by the seed.
+        asked: questions to answer, by set; the same for every seed.
+        measure: returns what the model behind an engine knows of the questions' facts, by subquery, with None for a
+            fact on which its answers disagree; the measurement is written to the file. Empty where nothing can be
+            measured.
     """
 
-    index: BM25Index
+    corpus: list[Passage]
     train: list[Question]
     asked: dict[str, list[Question]]
-    annotate: Annotate
+    measure: Measure
 
 
 def open_atlas(split: Split, seed: int) -> RealWorld:
     """Return the atlas with its questions of several hops and one answer."""
-    from rag_train.atlas.knowledge import facts_of, measure, with_knowledge
+    from rag_train.atlas.knowledge import facts_of, measure
     from rag_train.atlas.passages import corpus
     from rag_train.atlas.questions import questions
 
     atlas = load_atlas()
 
-    async def annotate(llm: LLM, asked: Sequence[Question], output: Path) -> list[Question]:
+    async def known(llm: LLM, asked: Sequence[Question], output: Path) -> dict[str, bool | None]:
         facts = await measure(atlas, facts_of(atlas, asked), llm, output)
-        return with_knowledge(asked, {fact.subquery: fact.known for fact in facts})
+        return {fact.subquery: fact.known for fact in facts}
 
-    def several(split: Split) -> list[Question]:
-        return one_answer(questions(atlas, split, seed))
-
-    return RealWorld(BM25Index.build(corpus(atlas)), several("train"), {"atlas": several(split)}, annotate)
+    asked = one_answer(questions(atlas, split, 0))
+    return RealWorld(list(corpus(atlas)), one_answer(questions(atlas, "train", seed)), {"atlas": asked}, known)
 
 
 def open_files(folder: Path, seed: int) -> RealWorld:
@@ -74,11 +72,12 @@ def open_files(folder: Path, seed: int) -> RealWorld:
         if not (folder / name).is_file():
             raise UserError(f"{folder / name}: no such file; --data needs {name}")
 
-    async def annotate(llm: LLM, asked: Sequence[Question], output: Path) -> list[Question]:
-        return list(asked)  # nobody measured what the model knows of these facts
+    async def unmeasured(llm: LLM, asked: Sequence[Question], output: Path) -> dict[str, bool | None]:
+        return {}
 
     train = [question for name in TRAIN for question in load_questions(folder / name) if question.decomposition]
     asked = {name: load_questions(folder / file) for name, file in ASKED.items()}
-    for number, questions in enumerate((train, *asked.values())):
-        Random(f"{seed}-{number}").shuffle(questions)
-    return RealWorld(BM25Index.build(read_corpus(folder / "corpus.jsonl")), train, asked, annotate)
+    Random(seed).shuffle(train)
+    for questions in asked.values():
+        Random(0).shuffle(questions)
+    return RealWorld(list(read_corpus(folder / "corpus.jsonl")), train, asked, unmeasured)

@@ -1,18 +1,31 @@
-"""Summaries of runs."""
+"""Summaries of runs, pooled across seeds."""
 
 from __future__ import annotations
 
-import json
+import pytest
 
-from support.paths import ROOT
-
-from rag_train.eval.metrics.summary import RunSummary
-from rag_train.eval.pages.results import load_results
+from rag_train.eval.metrics.summary import RunSummary, pool, summarize
+from rag_train.schema import Question, Trajectory
 
 
-def test_saved_summaries_can_be_read() -> None:
-    rows = json.loads((ROOT / "docs/results/strategies.json").read_text())["rows"]
-    summaries = [RunSummary.model_validate(row["summary"]) for row in rows]
-    assert len(summaries) > 20
-    runs = load_results(ROOT / "docs/results/demo.json").runs
-    assert {run.name for run in runs} > {"cot, base", "rag, base"}
+def run(seed: int, right_by_hops: dict[int, list[bool]]) -> RunSummary:
+    """A seed's run with the outcome of each question, by its number of hops."""
+    rows = [(hops, right) for hops, rights in right_by_hops.items() for right in rights]
+    questions = [Question(id=str(i), question="Who?", answers=["A"], hops=hops) for i, (hops, _) in enumerate(rows)]
+    answers = [
+        Trajectory(question_id=str(i), question="Who?", strategy="rag", answer="A" if right else "B")
+        for i, (_, right) in enumerate(rows)
+    ]
+    return summarize(questions, answers, strategy="rag", seed=seed)
+
+
+def test_hops_are_pooled_by_their_number():
+    """Seeds need not have questions of the same numbers of hops."""
+    seeds = [
+        run(0, {2: [True, False], 3: [True]}),
+        run(1, {2: [True, True], 4: [False]}),
+        run(2, {2: [False, False], 3: [False]}),
+    ]
+    [pooled] = pool(seeds)
+    assert {part.hops: part.em.mean for part in pooled.by_hops} == {2: pytest.approx(0.5), 3: 0.5, 4: 0.0}
+    assert pooled.seeds == [0, 1, 2]

@@ -10,6 +10,7 @@ import pytest
 
 from rag_train.errors import UserError
 from rag_train.eval.real.examples import equal_shares, gold_examples
+from rag_train.eval.real.gains import gains_table
 from rag_train.eval.real.recipe import RealRecipe
 from rag_train.eval.real.run import run
 from rag_train.eval.real.world import open_atlas, open_files
@@ -17,6 +18,7 @@ from rag_train.llm.checkpoint import load_tokenizer
 from rag_train.llm.vllm import VLLMEngine
 from rag_train.recipe import load_recipe
 from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.working_files import PACKAGE
 
 SYSTEMS = {"dualrag", "hanrag", "levelrag", "planrag"}
@@ -25,7 +27,10 @@ SYSTEMS = {"dualrag", "hanrag", "levelrag", "planrag"}
 @pytest.mark.slow
 def test_every_method_gets_the_same_number_of_tokens(mini_model: Path):
     world = open_atlas("dev", seed=0)
-    examples = asyncio.run(gold_examples(world.train[:12], AsyncRetriever(world.index), passages=2))
+    retriever = AsyncRetriever(BM25Index.build(world.corpus))
+    examples = asyncio.run(gold_examples(world.train[:12], retriever, passages=2))
+    kept = [record for record in examples["reader"] if "Thought:" in record.completion]
+    assert kept and examples["react"] and examples["iterdrag"]  # whole formats were once filtered out
     tokenizer = load_tokenizer(str(mini_model))
     drawn, tokens = equal_shares(examples, tokenizer, 2000, seed=0)
     longest = max(len(tokenizer.encode(record.prompt + record.completion)) for record in drawn)
@@ -62,3 +67,24 @@ def test_a_finished_run_starts_no_engine(smollm2: Path, tmp_path: Path, monkeypa
     (tmp_path / "real.json").write_text(json.dumps(result))
     run(recipe, [0], None, tmp_path / "work", tmp_path)
     assert set(json.loads((tmp_path / "real.json").read_text())["seeds"]) == {"0", "7"}
+
+
+def test_gains_are_paired_by_question_and_seed():
+    def row(seed: int, model: str, strategy: str, em: dict[str, float]) -> dict:
+        return {"seed": seed, "model": model, "summary": {"strategy": strategy}, "em": em}
+
+    rows = [
+        row(0, "untuned", "deeprag,guided=true", {"a": 0.0, "b": 1.0, "c": 1.0}),
+        row(0, "tuned", "deeprag", {"a": 1.0, "b": 1.0}),
+        row(1, "untuned", "deeprag,guided=true", {"a": 0.0, "b": 0.0}),
+        row(1, "tuned", "deeprag", {"a": 1.0, "b": 0.0}),
+        row(0, "tuned", "rag", {"a": 1.0}),
+    ]
+    [cells] = gains_table(rows).rows
+    assert cells[:4] == ["deeprag", "2", "25.0", "75.0"] and cells[4].startswith("+50.0 [")
+
+
+def test_all_seeds_ask_the_same_questions():
+    first, second = open_atlas("dev", seed=0), open_atlas("dev", seed=1)
+    assert first.asked == second.asked
+    assert first.train[:50] != second.train[:50]
