@@ -46,6 +46,10 @@ DryRun = Annotated[
         help="Do one item in a hundred, keep nothing but engine.cache, and estimate the calls and tokens for all.",
     ),
 ]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(help="With --dry-run: an accelerator, such as h100, whose hours for all items are estimated too."),
+]
 PushOption = Annotated[
     str | None,
     typer.Option("--push-to-hub", metavar="REPO", help="Upload data and card to this dataset repository."),
@@ -59,6 +63,7 @@ def deeprag(
     shard: ShardOption = None,
     ray: RayOption = None,
     dry_run: DryRun = False,
+    device: DeviceOption = None,
     push_to_hub: PushOption = None,
     as_json: Json = False,
 ) -> None:
@@ -70,7 +75,9 @@ def deeprag(
     from rag_train.data_synth.deeprag.run import synthesize
 
     remedy = "set search.guided=true, or fine-tune the model on cold-start examples first (stage=cold_start)"
-    _synthesize(DeepRAGRecipe, synthesize, recipe, overrides, shard, ray, dry_run, push_to_hub, as_json, remedy)
+    _synthesize(
+        DeepRAGRecipe, synthesize, recipe, overrides, shard, ray, dry_run, device, push_to_hub, as_json, remedy
+    )
 
 
 @synthesis.command()
@@ -80,6 +87,7 @@ def dualrag(
     shard: ShardOption = None,
     ray: RayOption = None,
     dry_run: DryRun = False,
+    device: DeviceOption = None,
     push_to_hub: PushOption = None,
     as_json: Json = False,
 ) -> None:
@@ -87,7 +95,7 @@ def dualrag(
 
     Start from recipes/gold.yaml or recipes/dualrag_teacher.yaml.
     """
-    _synthesize_modules("dualrag", recipe, overrides, shard, ray, dry_run, push_to_hub, as_json)
+    _synthesize_modules("dualrag", recipe, overrides, shard, ray, dry_run, device, push_to_hub, as_json)
 
 
 @synthesis.command()
@@ -97,6 +105,7 @@ def hanrag(
     shard: ShardOption = None,
     ray: RayOption = None,
     dry_run: DryRun = False,
+    device: DeviceOption = None,
     push_to_hub: PushOption = None,
     as_json: Json = False,
 ) -> None:
@@ -104,7 +113,7 @@ def hanrag(
 
     Start from recipes/gold.yaml or recipes/hanrag_teacher.yaml.
     """
-    _synthesize_modules("hanrag", recipe, overrides, shard, ray, dry_run, push_to_hub, as_json)
+    _synthesize_modules("hanrag", recipe, overrides, shard, ray, dry_run, device, push_to_hub, as_json)
 
 
 @synthesis.command()
@@ -114,6 +123,7 @@ def levelrag(
     shard: ShardOption = None,
     ray: RayOption = None,
     dry_run: DryRun = False,
+    device: DeviceOption = None,
     push_to_hub: PushOption = None,
     as_json: Json = False,
 ) -> None:
@@ -121,7 +131,7 @@ def levelrag(
 
     Start from recipes/gold.yaml.
     """
-    _synthesize_modules("levelrag", recipe, overrides, shard, ray, dry_run, push_to_hub, as_json)
+    _synthesize_modules("levelrag", recipe, overrides, shard, ray, dry_run, device, push_to_hub, as_json)
 
 
 @synthesis.command()
@@ -131,6 +141,7 @@ def planrag(
     shard: ShardOption = None,
     ray: RayOption = None,
     dry_run: DryRun = False,
+    device: DeviceOption = None,
     push_to_hub: PushOption = None,
     as_json: Json = False,
 ) -> None:
@@ -138,7 +149,7 @@ def planrag(
 
     Start from recipes/gold.yaml or recipes/planrag_teacher.yaml.
     """
-    _synthesize_modules("planrag", recipe, overrides, shard, ray, dry_run, push_to_hub, as_json)
+    _synthesize_modules("planrag", recipe, overrides, shard, ray, dry_run, device, push_to_hub, as_json)
 
 
 @synthesis.command()
@@ -148,6 +159,7 @@ def compound(
     shard: ShardOption = None,
     ray: RayOption = None,
     dry_run: DryRun = False,
+    device: DeviceOption = None,
     push_to_hub: PushOption = None,
     as_json: Json = False,
 ) -> None:
@@ -157,7 +169,9 @@ def compound(
     """
     from rag_train.data_synth.compound import CompoundRecipe, synthesize_compound
 
-    _synthesize(CompoundRecipe, synthesize_compound, recipe, overrides, shard, ray, dry_run, push_to_hub, as_json)
+    _synthesize(
+        CompoundRecipe, synthesize_compound, recipe, overrides, shard, ray, dry_run, device, push_to_hub, as_json
+    )
 
 
 @synthesis.command("adaptive-rag")
@@ -167,6 +181,7 @@ def adaptive_rag(
     shard: ShardOption = None,
     ray: RayOption = None,
     dry_run: DryRun = False,
+    device: DeviceOption = None,
     push_to_hub: PushOption = None,
     as_json: Json = False,
 ) -> None:
@@ -174,7 +189,7 @@ def adaptive_rag(
 
     Start from recipes/adaptive_rag_synth.yaml.
     """
-    _synthesize_classifier("adaptive-rag", recipe, overrides, shard, ray, dry_run, push_to_hub, as_json)
+    _synthesize_classifier("adaptive-rag", recipe, overrides, shard, ray, dry_run, device, push_to_hub, as_json)
 
 
 @synthesis.command()
@@ -184,6 +199,7 @@ def uar(
     shard: ShardOption = None,
     ray: RayOption = None,
     dry_run: DryRun = False,
+    device: DeviceOption = None,
     push_to_hub: PushOption = None,
     as_json: Json = False,
 ) -> None:
@@ -191,7 +207,7 @@ def uar(
 
     Start from recipes/uar_synth.yaml.
     """
-    _synthesize_classifier("uar", recipe, overrides, shard, ray, dry_run, push_to_hub, as_json)
+    _synthesize_classifier("uar", recipe, overrides, shard, ray, dry_run, device, push_to_hub, as_json)
 
 
 def _synthesize_modules(method: str, *arguments: Any) -> None:
@@ -216,6 +232,7 @@ def _synthesize(
     shard: str | None,
     ray: int | None,
     dry_run: bool,
+    device: str | None,
     repo: str | None,
     as_json: bool,
     remedy: str = "check the questions, the index and the model",
@@ -234,8 +251,10 @@ def _synthesize(
     if dry_run:
         if shard or ray or repo:
             raise UserError("--dry-run writes nothing; give it without --shard, --ray and --push-to-hub")
-        _estimate(synthesize, loaded, as_json)
+        _estimate(synthesize, loaded, device, as_json)
         return
+    if device:
+        raise UserError(f"--device {device}: only with --dry-run; a run takes the devices that it finds")
     work = partial(synthesize, loaded)
     if shard and ray:
         raise UserError("--shard and --ray exclude each other: --ray itself assigns the parts; give one of the two")
@@ -256,11 +275,14 @@ def _synthesize(
     report(as_json, asdict(summary), "\n".join(lines))
 
 
-def _estimate(synthesize: Callable[[Any, Shard], Coroutine[Any, Any, Summary]], recipe: Any, as_json: bool) -> None:
-    """Do one item in a hundred, and print what all would take."""
+def _estimate(
+    synthesize: Callable[[Any, Shard], Coroutine[Any, Any, Summary]], recipe: Any, device: str | None, as_json: bool
+) -> None:
+    """Do one item in a hundred, and print what all would take, on the named ``device`` in hours."""
     from rag_train.resumable import Shard
     from rag_train.table import estimates
 
+    hours = _hours_on(device, recipe) if device else None
     with tempfile.TemporaryDirectory() as folder:
         sample = replace(recipe, output=str(Path(folder) / "sample.jsonl"))
         done = asyncio.run(synthesize(sample, Shard(1, 100)))
@@ -275,11 +297,39 @@ def _estimate(synthesize: Callable[[Any, Shard], Coroutine[Any, Any, Summary]], 
     if engine and engine.input_price + engine.output_price:
         estimate["dollars"] = (read * engine.input_price + written * engine.output_price) / 1e6
         rows.append(("dollars", f"{estimate['dollars']:,.2f}"))
+    notes = [f"Means of {done.items_done:,} items, one in a hundred, times all."]
+    if device and hours:
+        from rag_train.training.devices import UTILISATION
+
+        estimate["gpu_hours"] = hours(read, written)
+        rows.append((f"{device.upper()} hours", f"{estimate['gpu_hours']:,.2f}"))
+        notes.append(
+            f"Hours: operations at {UTILISATION:.0%} of the peak, weights in bf16 read once a token of "
+            f"{engine.max_sequences} calls in flight, no tokens read from the prefix cache, no searches."
+        )
     if as_json:
         print(json.dumps(estimate))
         return
     caption = f"What all items would take; nothing was kept. Output: {recipe.output}."
-    Console().print(estimates(caption, rows, [f"Means of {done.items_done:,} items, one in a hundred, times all."]))
+    Console().print(estimates(caption, rows, notes))
+
+
+def _hours_on(device: str, recipe: Any) -> Callable[[int, int], float]:
+    """Return the hours of ``device`` for tokens read and written by the recipe's engine.
+
+    Raises UserError for an unknown device, and for a recipe whose model is not in this process.
+    """
+    from rag_train.training.devices import engine_seconds, find_device
+
+    found, engine, model = find_device(device), getattr(recipe, "engine", None), getattr(recipe, "model", None)
+    if not engine or not model or engine.kind in ("openai", "chat"):
+        raise UserError(f"--device {device}: the recipe starts no engine; leave the option out")
+    from rag_train.llm.checkpoint import check_checkpoint
+    from rag_train.training.memory import architecture
+
+    check_checkpoint(model)
+    parameters = architecture(model).parameters
+    return lambda read, written: engine_seconds(found, parameters, read, written, engine.max_sequences) / 3600
 
 
 @records.command("check")

@@ -1,7 +1,8 @@
-"""Accelerators by name, for plans of trainings on machines that are not here.
+"""Accelerators by name, for plans of trainings and of engines on machines that are not here.
 
-The peaks are those of the manufacturers' data sheets: dense bf16 matrix products with fp32 sums. Sheets that state
-twice as much count sparse matrices.
+Peaks and bandwidths are those of the manufacturers' data sheets: dense bf16 matrix products with fp32 sums (sheets
+that state twice as much count sparse matrices), and reads from the device's memory, of SXM modules where there are
+some.
 """
 
 from __future__ import annotations
@@ -23,21 +24,22 @@ and says that the GPUs were limited to 500 W.
 
 @dataclass(frozen=True)
 class Device:
-    """An accelerator: bytes of memory, and peak operations per second in bf16."""
+    """An accelerator: bytes of memory, peak operations per second in bf16, and bytes per second from memory."""
 
     name: str
     memory: float
     peak: float
+    bandwidth: float
 
 
 DEVICES = {
     device.name.lower(): device
     for device in (
-        Device("H200", 141e9, 989e12),
-        Device("H100", 80e9, 989e12),
-        Device("A100", 80e9, 312e12),
-        Device("L40S", 48e9, 362e12),
-        Device("L4", 24e9, 121e12),
+        Device("H200", 141e9, 989e12, 4.8e12),
+        Device("H100", 80e9, 989e12, 3.35e12),
+        Device("A100", 80e9, 312e12, 2.039e12),
+        Device("L40S", 48e9, 362e12, 0.864e12),
+        Device("L4", 24e9, 121e12, 0.3e12),
     )
 }
 
@@ -53,3 +55,14 @@ def device_called(name: str) -> Device | None:
     """Return the device that a driver's name, such as "NVIDIA H100 80GB HBM3", stands for; None if unknown."""
     words = name.upper().replace("-", " ").split()
     return next((device for device in DEVICES.values() if device.name in words), None)
+
+
+def engine_seconds(device: Device, parameters: int, read: int, written: int, sequences: int) -> float:
+    """Return the time of an engine on ``device`` for tokens ``read`` and ``written``, with weights in bf16.
+
+    Reading is bound by operations, 2 for each token and parameter, at `UTILISATION` of the peak. Writing is bound
+    by them or by the weights, which are read from memory once for a token of each of the ``sequences`` in flight.
+    """
+    operations = 2.0 * parameters / (device.peak * UTILISATION)
+    weights = 2.0 * parameters / (device.bandwidth * sequences)
+    return operations * read + max(operations, weights) * written

@@ -68,6 +68,14 @@ def test_planrag_teacher_runs_through_a_closed_model(tmp_path: Path, monkeypatch
         assert summary["records"] == 200 and summary["counts"]["depth 2"] == 200
         assert len(server.asked) == 200 + 2 * probes, "the two answers of the dry run are not paid for again"
         assert call(monkeypatch, *command, "--dry-run", "--shard", "1/2") == 2
+        for options, message in (
+            (["--device", "h100"], "--device h100: only with --dry-run"),
+            (["--dry-run", "--device", "h100"], "--device h100: the recipe starts no engine"),
+            (["--dry-run", "--device", "h1"], "--device h1: not in the table"),
+        ):
+            capsys.readouterr()
+            assert call(monkeypatch, *command, *options) == 2
+            assert message in capsys.readouterr().err
     assert "secret" not in (tmp_path / "teacher.jsonl.meta.json").read_text()
 
 

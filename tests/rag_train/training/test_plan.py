@@ -20,7 +20,7 @@ from rag_train.model_presets import PRESETS
 from rag_train.recipe import save_recipe
 from rag_train.train import main as launched
 from rag_train.training.data import sft_rows
-from rag_train.training.devices import DEVICES, device_called, find_device
+from rag_train.training.devices import DEVICES, UTILISATION, device_called, engine_seconds, find_device
 from rag_train.training.epoch import Epoch, Pass, epoch
 from rag_train.training.memory import Sharding, architecture
 from rag_train.training.plan import Plan, check, duration, peak, plan
@@ -226,3 +226,13 @@ def test_dry_run_of_a_run_that_does_not_fit_is_refused_as_the_run(work: Path, tm
     printed = capsys.readouterr()
     assert "memory per device, peak" in printed.out
     assert "no setting is enough for one device" in printed.err and printed.err.count("\n") == 1
+
+
+def test_an_engine_is_bound_by_operations_or_by_its_weights():
+    h100, parameters = DEVICES["h100"], 7_000_000_000
+    operations = 2 * parameters / (989e12 * UTILISATION)
+    assert engine_seconds(h100, parameters, 10**9, 0, 256) == pytest.approx(operations * 10**9)
+    alone = engine_seconds(h100, parameters, 0, 1000, 1)
+    assert alone == pytest.approx(1000 * 14e9 / 3.35e12)  # each token reads all weights
+    assert engine_seconds(h100, parameters, 0, 1000, 4) == pytest.approx(alone / 4)
+    assert engine_seconds(h100, parameters, 0, 1000, 10**6) == pytest.approx(operations * 1000)
