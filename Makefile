@@ -29,7 +29,7 @@ help:
 	@echo "make bench-scale     100,000 training examples and a run of 1,000,000 items: memory, time, disk, kills"
 	@echo "make bench-outage    an evaluation whose services are killed and answer nonsense: the answers stay the same"
 	@echo "make bench-hostile   most calls and retrievals of every strategy against hostile models"
-	@echo "make bench-memory    the memory estimate of training compared with measured peaks"
+	@echo "make bench-memory    the memory estimate of training compared with measured peaks, and that of 5,000 rows"
 	@echo "make bench-rollouts  Stage III's rollouts compared with one batch, and the shares of a step"
 	@echo "make bench-training  calibration and imitation on trees compared with TRL's trainers"
 	@echo "make bench-real      training and generation on a real model, compared with TRL and vLLM's own benchmark"
@@ -150,6 +150,7 @@ bench-hostile: .venv/.ready
 
 bench-memory: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.memory
+	$(BIN)/python -m rag_train.eval.benchmarks.long_training
 
 bench-retrieval: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.retrieval --data $(DATA) --model $(MODEL)

@@ -1,9 +1,11 @@
 """The figures of the documentation, drawn as SVG by code."""
 
-from figures import accuracy, systems, training, world
+from figures import accuracy, reliability, systems, training, world
 
 FIGURES = {
     "accuracy": accuracy.draw,
+    "accuracy-atlas": accuracy.draw_atlas,
+    "reliability": reliability.draw_reliability,
     "deeprag": systems.deeprag,
     "dualrag": systems.dualrag,
     "hanrag": systems.hanrag,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from generator.results import demo_groups, demo_mean
@@ -19,7 +20,7 @@ class Label(NamedTuple):
     anchor: Literal["start", "middle", "end"] = "middle"
 
 
-LABELS: dict[tuple[str, str], Label] = {
+DEMO: dict[tuple[str, str], Label] = {
     ("direct", "base"): Label("direct answer", "muted", 14, -2, "start"),
     ("cot", "base"): Label("chain of thought", "muted", 14, 18, "start"),
     ("rag", "base"): Label("retrieve once", "muted", 16, -4, "start"),
@@ -29,13 +30,43 @@ LABELS: dict[tuple[str, str], Label] = {
     ("deeprag-retrieve", "stage 2"): Label("Stage II, always retrieve", "memory", -24, 52),
     ("deeprag-retrieve", "base"): Label("base model, always retrieve", "muted", -30, -40),
 }
-"""The points, by strategy and model."""
+"""The points of the demo, by strategy and model."""
+ATLAS: dict[tuple[str, str], Label] = {
+    ("direct", "cold start"): Label("direct answer", "muted", 14, -6, "start"),
+    ("cot", "cold start"): Label("chain of thought", "muted", 14, 10, "start"),
+    ("rag", "cold start"): Label("retrieve once", "muted", 0, 26),
+    ("deeprag-parametric", "stage 2"): Label("Stage II, never retrieve", "memory", 14, 0, "start"),
+    ("deeprag", "cold start"): Label("DeepRAG, cold start", "muted", -16, 8, "end"),
+    ("deeprag", "stage 1"): Label("DeepRAG, Stage I", "retrieve", 30, -30),
+    ("deeprag", "stage 2"): Label("DeepRAG, Stage II", "good", -22, -16, "end"),
+    ("deeprag-retrieve", "stage 2"): Label("Stage II, always retrieve", "memory", 24, 48),
+    ("deeprag-retrieve", "cold start"): Label("cold start,\nalways retrieve", "muted", 16, 8, "start"),
+}
+"""The points of the demo on a real model."""
 
 
 def draw() -> Canvas:
-    """Exact match against retrievals a question: the mean of three seeds, and each seed as a faint point."""
+    """Exact match against retrievals in the demo."""
+    (x0, y0), (x1, y1), canvas = _scatter("demo", DEMO, "mini world, 2 to 4 hops; small points: single seeds")
+    canvas.arrow((x0 - 12, y0 - 1), (x1 + 12, y1 + 2), colour="good", dashed=True)
+    return canvas
+
+
+def draw_atlas() -> Canvas:
+    """Exact match against retrievals in the demo on a real model."""
+    *_, canvas = _scatter("atlas", ATLAS, "real facts, SmolLM2, 2 to 4 hops; small points: single seeds")
+    return canvas
+
+
+def _scatter(
+    name: str, labels: Mapping[tuple[str, str], Label], note: str
+) -> tuple[tuple[float, float], tuple[float, float], Canvas]:
+    """Return the places of Stage II when it always retrieves and when it decides, and the figure.
+
+    Exact match against retrievals a question: the mean over seeds, and each seed as a faint point.
+    """
     width, height, left, right, top, bottom, size = 620, 440, 62, 22, 40, 64, 15.5
-    canvas = Canvas(width, height, "Exact match against retrievals a question in the mini world")
+    canvas = Canvas(width, height, f"Exact match against retrievals a question: {note}")
 
     def x(retrievals: float) -> float:
         return left + (width - left - right) * retrievals / 3
@@ -43,7 +74,7 @@ def draw() -> Canvas:
     def y(share: float) -> float:
         return height - bottom - (height - top - bottom) * share / 0.7
 
-    canvas.text(left, 22, "mini world, 2 to 4 hops; small points: single seeds", colour="muted", anchor="start")
+    canvas.text(left, 22, note, colour="muted", anchor="start")
     for tick in range(0, 8):
         canvas.line((left, y(tick / 10)), (width - right, y(tick / 10)), width=0.5 if tick else 1.5)
         canvas.text(left - 10, y(tick / 10) + 5, f"{tick * 10}", size=size, colour="muted", anchor="end")
@@ -51,18 +82,15 @@ def draw() -> Canvas:
         canvas.text(x(tick), height - bottom + 22, f"{tick:g}", size=size, colour="muted")
     canvas.text((left + width - right) / 2, height - 12, "retrievals a question", size=size)
     canvas.text(20, (height - bottom + top) / 2, "exact match, %", size=size, rotate=-90)
-    groups = demo_groups()
-    for key, label in LABELS.items():
+    groups = demo_groups(name)
+    places = {}
+    for key, label in labels.items():
         for run in groups[key]:
             canvas.dot(x(run["retrievals"]["mean"]), y(run["em"]["mean"]), 3, label.colour, faint=True)
-        px, py = x(demo_mean(*key, "retrievals")), y(demo_mean(*key, "em"))
+        px, py = x(demo_mean(*key, "retrievals", name)), y(demo_mean(*key, "em", name))
         canvas.dot(px, py, 7, label.colour)
         bold = label.colour == "good"
         place = (px + label.dx, py + label.dy + 4)
         canvas.text(*place, label.text, size=size, colour=label.colour, anchor=label.anchor, bold=bold)
-    (x0, y0), (x1, y1) = (
-        (x(demo_mean(name, "stage 2", "retrievals")), y(demo_mean(name, "stage 2", "em")))
-        for name in ("deeprag-retrieve", "deeprag")
-    )
-    canvas.arrow((x0 - 12, y0 - 1), (x1 + 12, y1 + 2), colour="good", dashed=True)
-    return canvas
+        places[key] = (px, py)
+    return places["deeprag-retrieve", "stage 2"], places["deeprag", "stage 2"], canvas

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -18,6 +18,7 @@ from generator.markdown import between, bullets, number, percent, spread, table
 from rag_train.eval.demo.claims import compared, verdict
 from rag_train.eval.demo.reference import effects, placed
 from rag_train.eval.metrics import intervals
+from rag_train.eval.metrics.reliability import Reliability
 from rag_train.eval.metrics.summary import RunSummary
 from rag_train.eval.papers.judge import JudgedClaim
 from rag_train.eval.papers.page import VERDICTS, Reproduction, shown
@@ -112,23 +113,36 @@ def demo_seed_claims() -> str:
     return table(["claim", "verdict", "mean over seeds and 95% interval", "each seed"], rows, "llrr")
 
 
-def demo_verdicts(name: str, first_stage: str) -> str:
-    """The claims as `verdict` decides them: the interval over all questions, the mean over seeds, and each seed."""
+class Decided(NamedTuple):
+    """A claim of several seeds, as `verdict` decides it."""
+
+    text: str
+    verdict: str
+    over_questions: str
+    seeds: list[float]
+
+
+def decided(name: str, first_stage: str) -> list[Decided]:
+    """Return the claims of a demo whose baselines ran on ``first_stage``."""
     claims = compared(first_stage)
     seeds = effects([RunSummary.model_validate(run) for run in load(name)["runs"]], claims)
-    rows = []
+    out = []
     for claim in load(name)["claims"]:
-        text = claim["text"]
-        difference, lo, hi = (float(value) for value in re.findall(r"[-+]\d+\.\d+", claim["evidence"]))
-        effect = intervals.effect_across_seeds(seeds[text])
+        text, numbers = claim["text"], re.findall(r"[-+]\d+\.\d+", claim["evidence"])
+        difference, lo, hi = map(float, numbers)
+        found = verdict(lo, hi, seeds[text], claims[text].margin)
+        out.append(Decided(text, found, f"{difference:+.3f} [{lo:+.3f}, {hi:+.3f}]", seeds[text]))
+    return out
+
+
+def demo_verdicts(name: str, first_stage: str) -> str:
+    """The claims with their verdicts: the interval over all questions, the mean over seeds, and each seed."""
+    rows = []
+    for claim in decided(name, first_stage):
+        effect = intervals.effect_across_seeds(claim.seeds)
+        mean_of_seeds = f"{effect.mean:+.3f} {_signed(effect)}"
         rows.append(
-            [
-                text,
-                f"**{verdict(lo, hi, seeds[text], claims[text].margin)}**",
-                f"{difference:+.3f} [{lo:+.3f}, {hi:+.3f}]",
-                f"{effect.mean:+.3f} {_signed(effect)}",
-                _differences(seeds[text]),
-            ]
+            [claim.text, f"**{claim.verdict}**", claim.over_questions, mean_of_seeds, _differences(claim.seeds)]
         )
     heads = ["claim", "verdict", "over all questions", "mean over seeds", "each seed"]
     return table(heads, rows, "llrrr")
@@ -231,8 +245,16 @@ def demo_timings(name: str = "demo") -> str:
     return table(["part", "seconds, all seeds"], seconds, "lr")
 
 
-def demo_mean(strategy: str, stage: str, measure: str) -> float:
-    return mean(run[measure]["mean"] for run in demo_groups()[strategy, stage])
+def demo_mean(strategy: str, stage: str, measure: str, name: str = "demo") -> float:
+    return mean(run[measure]["mean"] for run in demo_groups(name)[strategy, stage])
+
+
+def demo_reliability(name: str, stage: str) -> Reliability:
+    """DeepRAG's probability of retrieving against the facts that the model does not know, over all seeds."""
+    first, *others = (
+        Reliability.model_validate(run["fact_calibration"]) for run in demo_groups(name)["deeprag", stage]
+    )
+    return sum(others, start=first)
 
 
 # --- data by a teacher ------------------------------------------------------------------------------------------
@@ -689,6 +711,13 @@ def headlines(pages: str) -> str:
     stage2, always, base = ("deeprag", "stage 2"), ("deeprag-retrieve", "stage 2"), ("deeprag-retrieve", "base")
     em = {key: percent(demo_mean(*key, "em")) for key in (stage2, always, base)}
     retrievals = {key: number(demo_mean(*key, "retrievals")) for key in (stage2, always, base)}
+    vanilla, direct = ("rag", "cold start"), ("direct", "cold start")
+    real = {
+        key: (percent(demo_mean(*key, "em", "atlas")), number(demo_mean(*key, "retrievals", "atlas")))
+        for key in (stage2, always, vanilla, direct)
+    }
+    verdicts = decided("atlas", "cold start")
+    holding = sum(claim.verdict == "holds" for claim in verdicts)
     claims = load("teacher_data")["claims"]
     held = f"{sum(claim['held'] for claim in claims)} of {len(claims)}"
     student, tuned, teacher = (
@@ -703,6 +732,11 @@ def headlines(pages: str) -> str:
             f"{retrievals[stage2]} retrievals a question; the same model when it always retrieves: "
             f"{em[always]}% at {retrievals[always]}. The base model that always retrieves is ahead on accuracy "
             f"alone: {em[base]}% at {retrievals[base]}. Three seeds. [Demo]({pages}/demo.md)",
+            f"**On a pretrained model and real facts.** SmolLM2 (135 million parameters) after Stage II: "
+            f"{real[stage2][0]}% exact match at {real[stage2][1]} retrievals; when it always retrieves: "
+            f"{real[always][0]}% at {real[always][1]}; vanilla RAG: {real[vanilla][0]}%; direct answers: "
+            f"{real[direct][0]}%. {holding} of {len(verdicts)} claims hold over three test seeds. "
+            f"[A real model]({pages}/atlas.md)",
             f"**Teacher data helps, on average.** DualRAG with a student that saw few examples: {student}% exact "
             f"match; fine-tuned on the teacher's data: {tuned}%; the teacher: {teacher}%. Three seeds differ too "
             f"much to show more: {held} claims held. [Teacher data]({pages}/teacher_data.md)",
@@ -956,7 +990,8 @@ FUNCTIONS = {
         hostile_table, load, outage_table, overhead_table, protocol_margins, provenance, rehearsal_table,
         reproduction, reproduction_status, retrieval_speed_table, retrievers_table, router_accuracy,
         runtime, runtime_reach,
-        fresh_clones_table, line_coverage, memory_estimates, rollouts_table, runtime_table, scale_runner_table,
+        fresh_clones_table, line_coverage, memory_estimates, rollouts_table, runtime_table,
+        scale_runner_table,
         scale_synthesis_table, scale_training_table, shortfalls, strategies_table, synthesis_growth,
         teacher_ablations, teacher_claims, teacher_counts, teacher_table, test_runs, training_speed,
         training_rates, training_table, number, percent, spread, min, max, median, sum,

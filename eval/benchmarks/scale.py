@@ -207,13 +207,16 @@ def training(examples: int, kills: int, rng: random.Random, folder: Path) -> dic
     }
 
 
-def trajectories(count: int) -> Iterator[SFTRecord]:
-    """Yield trajectories over the mini world's questions in turn, with random decisions and passages."""
+def trajectories(count: int, passages: int = PASSAGES) -> Iterator[SFTRecord]:
+    """Yield trajectories over the mini world's questions in turn, with random decisions and passages.
+
+    ``passages`` is the number of passages of a search.
+    """
     world, _, questions = mini_world()
     corpus, rng = list(world.corpus()), random.Random(0)
     for number in range(count):
         question = questions[number % len(questions)]
-        steps = [_step(step.subquery, step.answer, corpus, rng) for step in question.decomposition]
+        steps = [_step(step.subquery, step.answer, corpus, passages, rng) for step in question.decomposition]
         segments = deeprag.render(steps, question.answers[0])
         yield SFTRecord(
             id=f"{question.id}/{number}",
@@ -224,9 +227,9 @@ def trajectories(count: int) -> Iterator[SFTRecord]:
         )
 
 
-def _step(subquery: str, answer: str, corpus: Sequence[Passage], rng: random.Random) -> Step:
+def _step(subquery: str, answer: str, corpus: Sequence[Passage], passages: int, rng: random.Random) -> Step:
     decision = rng.choice(list(Decision))
-    found = rng.sample(corpus, PASSAGES) if decision is Decision.RETRIEVE else []
+    found = rng.sample(corpus, passages) if decision is Decision.RETRIEVE else []
     return Step(subquery=subquery, decision=decision, passages=found, answer=answer)
 
 
