@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -136,13 +137,13 @@ def test_torchrun_on_two_machines_continues_after_one_was_lost(
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A Slurm cluster of two nodes, in ``tmp_path``."""
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A Slurm cluster of two nodes."""
     if missing := [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if not shutil.which(name)]:
         pytest.skip(f"{', '.join(missing)} not installed (Debian: slurmctld, slurmd, slurm-client, munge)")
     if os.geteuid():
         pytest.skip("Slurm's daemons start jobs as root only")
-    folder = tmp_path / "slurm"
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short: the names of Unix sockets have 107 characters
     for name in ("state", "spool.127.0.0.1", "spool.127.0.0.2"):
         (folder / name).mkdir(parents=True)
     controller, first, second = free_ports(3)
@@ -171,6 +172,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         for daemon in reversed(daemons):
             daemon.terminate()
             daemon.wait(timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def asked(*command: str) -> str:
