@@ -289,7 +289,7 @@ def _estimate(
     factor = done.items / max(1, done.items_done)
     names = ("engine_calls", "prompt_tokens", "completion_tokens")
     calls, read, written = (round(done.counts.get(name, 0) * factor) for name in names)
-    estimate = {"items": done.items, "items_done": done.items_done, "engine_calls": calls}
+    estimate: dict[str, Any] = {"items": done.items, "items_done": done.items_done, "engine_calls": calls}
     estimate |= {"prompt_tokens": read, "completion_tokens": written}
     rows = [("items", f"{done.items:,}"), ("engine calls", f"{calls:,}")]
     rows += [("tokens read", f"{read:,}"), ("tokens written", f"{written:,}")]
@@ -298,7 +298,7 @@ def _estimate(
         estimate["dollars"] = (read * engine.input_price + written * engine.output_price) / 1e6
         rows.append(("dollars", f"{estimate['dollars']:,.2f}"))
     notes = [f"Means of {done.items_done:,} items, one in a hundred, times all."]
-    if device and hours:
+    if device and engine and hours:
         from rag_train.training.devices import UTILISATION
 
         estimate["gpu_hours"] = hours(read, written)
