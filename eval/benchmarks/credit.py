@@ -19,8 +19,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error, stage3_recipe
-from rag_train.eval.benchmarks.stage3 import PROTOCOL, DemoSeed, models_of, open_seed
+from rag_train.eval.benchmarks.common import exit_on_user_error, stage3_recipe
+from rag_train.eval.benchmarks.stage3 import PROTOCOL, DemoSeed, models_of, open_seed, stage3_parser
 
 TREE, STEPS, GROUPS = "tree credit", "plain GRPO, more steps", "plain GRPO, larger groups"
 MOST = 4000
@@ -33,15 +33,10 @@ Curve = list[tuple[float, float]]
 
 
 def main() -> None:
-    parser = benchmark_parser(__doc__)
-    parser.add_argument("--demo", type=Path, default=Path("runs/demo"), help="working directory of the demo")
-    parser.add_argument("--work", type=Path, default=Path("runs/credit"), help="working directory; runs are kept")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of the demo")
+    parser = stage3_parser(__doc__, "credit")
     parser.add_argument("--price", type=float, default=0.1, help="price of a retrieval")
     parser.add_argument("--questions", type=int, default=400, help="training questions of the tree run")
     parser.add_argument("--branches", type=int, default=2, help="rollouts of each decision")
-    parser.add_argument("--lr", type=float, default=1e-4, help="learning rate of all runs")
-    parser.add_argument("--split", choices=("dev", "test"), default="dev", help="dev to choose, test to report")
     options = parser.parse_args()
 
     from rag_train.eval.benchmarks.reporting import differences, recorded

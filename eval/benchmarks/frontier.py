@@ -16,11 +16,10 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error, stage3_recipe
-from rag_train.eval.benchmarks.stage3 import DEEPRAG, PROTOCOL, DemoSeed, models_of, open_seed
+from rag_train.eval.benchmarks.common import exit_on_user_error, stage3_recipe
+from rag_train.eval.benchmarks.stage3 import DEEPRAG, PROTOCOL, DemoSeed, models_of, open_seed, stage3_parser
 
 if TYPE_CHECKING:
     from rag_train.eval.metrics.summary import RunSummary
@@ -32,14 +31,9 @@ THRESHOLDS = (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98)
 
 
 def main() -> None:
-    parser = benchmark_parser(__doc__)
-    parser.add_argument("--demo", type=Path, default=Path("runs/demo"), help="working directory of the demo")
-    parser.add_argument("--work", type=Path, default=Path("runs/frontier"), help="working directory; runs are kept")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of the demo")
+    parser = stage3_parser(__doc__, "frontier")
     parser.add_argument("--prices", type=float, nargs="+", default=[0.0, 0.05, 0.2, 0.5], help="of a retrieval")
     parser.add_argument("--questions", type=int, default=640, help="training questions of Stage III")
-    parser.add_argument("--lr", type=float, default=1e-4, help="learning rate of Stage III")
-    parser.add_argument("--split", choices=("dev", "test"), default="dev", help="dev to choose, test to report")
     options = parser.parse_args()
 
     from rag_train.eval.benchmarks.reporting import differences, recorded

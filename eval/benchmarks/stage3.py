@@ -5,12 +5,14 @@ A seed is a world of the mini world, its pretrained model, and the demo's Stages
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rag_train.errors import UserError
+from rag_train.eval.benchmarks.common import benchmark_parser
 
 if TYPE_CHECKING:
     from rag_train.eval.metrics.summary import RunSummary
@@ -68,6 +70,17 @@ class DemoSeed:
             )
             for each in kept
         ]
+
+
+def stage3_parser(description: str | None, name: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that the benchmarks share; ``name`` is that of the working directory."""
+    parser = benchmark_parser(description)
+    parser.add_argument("--demo", type=Path, default=Path("runs/demo"), help="working directory of the demo")
+    parser.add_argument("--work", type=Path, default=Path("runs") / name, help="working directory; runs are kept")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of the demo")
+    parser.add_argument("--lr", type=float, default=1e-4, help="learning rate of Stage III")
+    parser.add_argument("--split", choices=("dev", "test"), default="dev", help="dev to choose, test to report")
+    return parser
 
 
 def models_of(demo: Path, seeds: Sequence[int]) -> dict[int, Path]:

@@ -319,17 +319,18 @@ def _hours_on(device: str, recipe: Any) -> Callable[[int, int], float]:
 
     Raises UserError for an unknown device, and for a recipe whose model is not in this process.
     """
+    from rag_train.data_synth.cluster import gpus_of
     from rag_train.training.devices import engine_seconds, find_device
 
-    found, engine, model = find_device(device), getattr(recipe, "engine", None), getattr(recipe, "model", None)
-    if not engine or not model or engine.kind in ("openai", "chat"):
+    found = find_device(device)
+    if not gpus_of(recipe):
         raise UserError(f"--device {device}: the recipe starts no engine; leave the option out")
     from rag_train.llm.checkpoint import check_checkpoint
     from rag_train.training.memory import architecture
 
-    check_checkpoint(model)
-    parameters = architecture(model).parameters
-    return lambda read, written: engine_seconds(found, parameters, read, written, engine.max_sequences) / 3600
+    check_checkpoint(recipe.model)
+    parameters, sequences = architecture(recipe.model).parameters, recipe.engine.max_sequences
+    return lambda read, written: engine_seconds(found, parameters, read, written, sequences) / 3600
 
 
 @records.command("check")
