@@ -668,6 +668,38 @@ def memory_estimates() -> str:
     return table(["shape", "estimate, MiB", "measured, MiB", "estimate over measured"], rows, "l")
 
 
+def long_training() -> str:
+    """Return the table of a long training's memory by row."""
+    points = load("bench_long")["points"]
+    return table(
+        ["rows", "memory, MiB"], [[number(point["row"], 0), _mib(point["bytes"])] for point in points], "r"
+    )
+
+
+def attention_shapes() -> str:
+    return number(len({row["architecture"] for row in load("bench_attention")["rows"]}), 0)
+
+
+def attention_table() -> str:
+    """Return the differences of each architecture and choice of attention."""
+    rows = []
+    for row in load("bench_attention")["rows"]:
+        told = "refused" if row["difference"] is None else number(row["difference"], 4)
+        cosine = "" if row["cosine"] is None else number(row["cosine"], 4)
+        name = row["attention"] if row["attention"] == "control" else f"`{row['attention']}`"
+        tied = "tied" if row["tied"] else "untied"
+        rows.append([row["architecture"], tied, name, number(row["loss"], 2), told, cosine])
+    columns = [
+        "architecture",
+        "embeddings",
+        "attention",
+        "loss",
+        "difference of a token, nats",
+        "gradients' cosine",
+    ]
+    return table(columns, rows, "lllrrr")
+
+
 def training_speed(name: str, peer: str = "TRL") -> str:
     return spread(load("bench_training")["sets"][name]["trees_over"][peer]["speed"])
 
@@ -990,6 +1022,7 @@ FUNCTIONS = {
         hostile_table, load, outage_table, overhead_table, protocol_margins, provenance, rehearsal_table,
         reproduction, reproduction_status, retrieval_speed_table, retrievers_table, router_accuracy,
         runtime, runtime_reach,
+        attention_shapes, attention_table, long_training,
         fresh_clones_table, line_coverage, memory_estimates, rollouts_table, runtime_table,
         scale_runner_table,
         scale_synthesis_table, scale_training_table, shortfalls, strategies_table, synthesis_growth,

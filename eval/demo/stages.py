@@ -23,6 +23,8 @@ Data = Literal["cold_start", "sft", "pairs"]
 """Kinds of data (`DeepRAGRecipe.stage`)."""
 Stage = Literal["sft", "dpo"]
 """Kinds of training (`TrainRecipe.stage`)."""
+MAX_TOKENS = 1024
+"""Longest example in tokens; training drops longer ones."""
 
 
 async def search(
@@ -57,6 +59,12 @@ async def search(
 def fine_tune(stage: Stage, model: Path, data: Path, output: Path, seed: int, **settings: Any) -> TrainResult:
     """Train ``model`` on ``data`` and write it to ``output``; ``settings`` are more keys of the `TrainRecipe`."""
     recipe = TrainRecipe(
-        stage=stage, model=str(model), data=data, output_dir=str(output), seed=seed, max_tokens=1024, **settings
+        stage=stage,
+        model=str(model),
+        data=data,
+        output_dir=str(output),
+        seed=seed,
+        max_tokens=MAX_TOKENS,
+        **settings,
     )
     return train(recipe)

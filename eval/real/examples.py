@@ -11,6 +11,7 @@ from rag_train.data_synth.knowable import unknown
 from rag_train.data_synth.modules import baselines
 from rag_train.data_synth.modules.examples import flaw, retrieved
 from rag_train.data_synth.modules.registry import FACTORIES
+from rag_train.eval.demo.stages import MAX_TOKENS
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Question, SFTRecord
 
@@ -45,7 +46,8 @@ def equal_shares(
 ) -> tuple[list[SFTRecord], dict[str, int]]:
     """Draw examples of each method until they have ``tokens`` tokens, and return them with each method's tokens.
 
-    The tasks of a method take turns, so that all of its modules are taught.
+    The tasks of a method take turns, so that all of its modules are taught. Examples that are too long to train on
+    are left out.
     """
     drawn: list[SFTRecord] = []
     counts: Counter[str] = Counter()
@@ -53,8 +55,10 @@ def equal_shares(
         for record in _in_turn(records, Random(f"{seed}-{method}")):
             if counts[method] >= tokens:
                 break
-            drawn.append(record.model_copy(update={"id": f"{method}/{record.id}"}))
-            counts[method] += len(tokenizer.encode(record.prompt + record.completion))
+            size = len(tokenizer.encode(record.prompt + record.completion))
+            if size < MAX_TOKENS:  # the trainer adds the end of the text
+                drawn.append(record.model_copy(update={"id": f"{method}/{record.id}"}))
+                counts[method] += size
     return drawn, dict(counts)
 
 

@@ -48,7 +48,10 @@ class RealWorld:
 
 
 def open_atlas(split: Split, seed: int) -> RealWorld:
-    """Return the atlas with its questions of several hops and one answer."""
+    """Return the atlas. Questions to answer have several hops and one answer; training questions also one hop.
+
+    Without questions of one hop, a classifier of questions would learn that each needs several retrievals.
+    """
     from rag_train.atlas.knowledge import facts_of, measure
     from rag_train.atlas.passages import corpus
     from rag_train.atlas.questions import questions
@@ -60,7 +63,8 @@ def open_atlas(split: Split, seed: int) -> RealWorld:
         return {fact.subquery: fact.known for fact in facts}
 
     asked = one_answer(questions(atlas, split, 0))
-    return RealWorld(list(corpus(atlas)), one_answer(questions(atlas, "train", seed)), {"atlas": asked}, known)
+    train = [question for question in questions(atlas, "train", seed) if question.type != "compound"]
+    return RealWorld(list(corpus(atlas)), train, {"atlas": asked}, known)
 
 
 def open_files(folder: Path, seed: int) -> RealWorld:

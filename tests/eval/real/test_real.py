@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rag_train.errors import UserError
+from rag_train.eval.demo.stages import MAX_TOKENS
 from rag_train.eval.real.examples import equal_shares, gold_examples
 from rag_train.eval.real.gains import gains_table
 from rag_train.eval.real.recipe import RealRecipe
@@ -31,12 +32,14 @@ def test_every_method_gets_the_same_number_of_tokens(mini_model: Path):
     examples = asyncio.run(gold_examples(world.train[:12], retriever, passages=2))
     kept = [record for record in examples["reader"] if "Thought:" in record.completion]
     assert kept and examples["react"] and examples["iterdrag"]  # whole formats were once filtered out
+    long = kept[0].model_copy(update={"prompt": "word " * MAX_TOKENS})
+    examples["long"] = [long]
     tokenizer = load_tokenizer(str(mini_model))
     drawn, tokens = equal_shares(examples, tokenizer, 2000, seed=0)
     longest = max(len(tokenizer.encode(record.prompt + record.completion)) for record in drawn)
     assert all(tokens[method] >= 2000 for method in SYSTEMS)  # the baselines have fewer examples
     assert max(tokens.values()) < 2000 + longest
-    assert len({record.id for record in drawn}) == len(drawn)
+    assert len({record.id for record in drawn}) == len(drawn) and "long" not in tokens
     assert equal_shares(examples, tokenizer, 2000, seed=0) == (drawn, tokens)
     for method in SYSTEMS:  # the modules take turns
         tasks = {record.task for record in examples[method]}
@@ -88,3 +91,4 @@ def test_all_seeds_ask_the_same_questions():
     first, second = open_atlas("dev", seed=0), open_atlas("dev", seed=1)
     assert first.asked == second.asked
     assert first.train[:50] != second.train[:50]
+    assert {len(question.decomposition) for question in first.train} == {1, 2, 3, 4}
