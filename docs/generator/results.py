@@ -891,7 +891,8 @@ def rehearsal_table() -> str:
     searched, trained, items = (scale[part][-1] for part in ("synthesis", "training", "runner"))
     size = retrieval["sizes"][-1]
     wide = real["sets"]["calibration, 7B's width"]["contestants"]["tree"]
-    memory = load("bench_memory")["rows"]
+    memory, long = load("bench_memory")["rows"], load("bench_long")
+    attention = [row for row in load("bench_attention")["rows"] if row["attention"] == "sdpa" and row["cosine"]]
     off = max(abs(row["estimate"] / row["measured"] - 1) for row in memory)
 
     def rate(count: int, seconds: float, what: str) -> str:
@@ -952,6 +953,20 @@ def rehearsal_table() -> str:
             "full width: two layers of Qwen2.5-7B with adapters, bf16",
             f"{median(wide['tokens_per_second']):,.0f} distinct tokens a second",
             f"{number(1024 * mean(wide['gib_above_start']), 0)} MiB",
+            "",
+        ],
+        [
+            "[attention over trees](bench_attention.md)",
+            f"full width: two layers of {attention_shapes()} architectures, bf16",
+            f"gradients' cosine at least {number(min(row['cosine'] for row in attention), 4)}",
+            "",
+            "",
+        ],
+        [
+            "[packed training](bench_long.md)",
+            f"full count: {long['rows']:,} rows, the mini model",
+            f"{long['rows'] / long['seconds']:,.1f} rows a second",
+            f"{(long['points'][-1]['bytes'] - long['points'][0]['bytes']) / 2**20:+.0f} MiB",
             "",
         ],
         [
