@@ -11,7 +11,7 @@ help:
 	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
 	@echo "make demo-seeds      the demo over three seeds, each with its own world and model"
 	@echo "make atlas-seeds     the demo on a real model and real facts, on the test seeds of its protocol (hours)"
-	@echo "make real            every strategy on a real model and real facts (DATA=DIR: on released question files; SEEDS=0: one seed)"
+	@echo "make real            every strategy on a real model and real facts (DATA=DIR: on released question files; SEEDS=30: one seed)"
 	@echo "make strategies      every strategy on the mini world, over a mini model that was taught all formats"
 	@echo "make teacher-data    what a teacher's data is worth: students compared with their teacher"
 	@echo "make fuzz            100,000 malformed teacher answers, given to every parser and factory"

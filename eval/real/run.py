@@ -41,6 +41,7 @@ from rag_train.retrieval.index.lucene import LuceneIndex, build_lucene
 from rag_train.schema import Question, SFTRecord, Trajectory
 from rag_train.strategies.base import Kit
 from rag_train.strategies.registry import STRATEGIES, parse_strategy
+from rag_train.table import Table
 from rag_train.training.recipe import SFTRecipe
 from rag_train.training.result import RESULT
 
@@ -95,10 +96,11 @@ class Retrievers:
     corpus_sha256: str
 
 
-def run(recipe: RealRecipe, seeds: Sequence[int], data: Path | None, work: Path, output: Path) -> None:
+def run(recipe: RealRecipe, seeds: Sequence[int], data: Path | None, work: Path, output: Path) -> dict[str, Table]:
     """Run every seed, print the tables, and write ``real.json``, or ``real_files.json`` with ``data``.
 
-    The file is written after each seed. Seeds that it has already, from another day or machine, stay in it.
+    Returns the table of what tuning is worth, by set of questions. The file is written after each seed. Seeds that
+    it has already, from another day or machine, stay in it.
 
     Raises:
         UserError: for a strategy that does not exist, and for a file with other settings.
@@ -114,13 +116,16 @@ def run(recipe: RealRecipe, seeds: Sequence[int], data: Path | None, work: Path,
 
     settings = asdict(recipe) | {"without": WITHOUT}
     every = [row for found in run_by_seed(path, settings, seeds, run_seed).values() for row in found["rows"]]
+    gains: dict[str, Table] = {}
     for name in dict.fromkeys(row["questions"] for row in every):
         rows = [row for row in every if row["questions"] == name]
         summaries = pool([RunSummary.model_validate(row["summary"]) for row in rows])
         console.print(f"[bold]{name}[/bold]")
         for table in (main_table, decision_table, cause_table):
             console.print(table(summaries))
-        console.print(gains_table(rows))
+        gains[name] = gains_table(rows)
+        console.print(gains[name])
+    return gains
 
 
 async def _run_seed(

@@ -10,6 +10,7 @@ import pytest
 
 from rag_train.errors import UserError
 from rag_train.eval.demo.stages import MAX_TOKENS
+from rag_train.eval.real.__main__ import main
 from rag_train.eval.real.examples import equal_shares, gold_examples
 from rag_train.eval.real.gains import gains_table
 from rag_train.eval.real.recipe import RealRecipe
@@ -85,6 +86,13 @@ def test_gains_are_paired_by_question_and_seed():
     ]
     [cells] = gains_table(rows).rows
     assert cells[:4] == ["deeprag", "2", "25.0", "75.0"] and cells[4].startswith("+50.0 [")
+    assert cells[5:] == ["+50.0, +50.0", "cannot be told apart"]
+
+
+def test_other_seeds_than_the_protocols_need_a_split(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--seeds", "0"])
+    assert "--seeds 0: not a test seed; give some of [30, 31, 32], or split=dev" in capsys.readouterr().err
 
 
 def test_all_seeds_ask_the_same_questions():
