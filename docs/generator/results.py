@@ -17,12 +17,14 @@ import yaml
 from generator.markdown import between, bullets, number, percent, spread, table
 from rag_train.eval.demo.claims import compared, verdict
 from rag_train.eval.demo.reference import effects, placed
+from rag_train.eval.matrix.tables import cause_table, decision_table
 from rag_train.eval.metrics import intervals
 from rag_train.eval.metrics.reliability import Reliability
-from rag_train.eval.metrics.summary import RunSummary
+from rag_train.eval.metrics.summary import RunSummary, pool
 from rag_train.eval.papers.judge import JudgedClaim
 from rag_train.eval.papers.page import VERDICTS, Reproduction, shown
 from rag_train.eval.papers.protocol import LOG, load_protocol
+from rag_train.eval.real.gains import gains_table
 from rag_train.strategies.registry import STRATEGIES
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -444,6 +446,60 @@ def test_runs() -> str:
 
 
 # --- strategies, retrievers, benchmarks -------------------------------------------------------------------------
+
+
+# --- every strategy on a real model -----------------------------------------------------------------------------
+
+
+def real_rows(name: str) -> list[dict[str, Any]]:
+    """Rows of all seeds of a comparison of strategies on a real model."""
+    return [row for seed in load(name)["seeds"].values() for row in seed["rows"]]
+
+
+def real_runs(name: str, questions: str) -> list[RunSummary]:
+    """Summaries of the strategies on a set of questions, pooled over seeds, the most accurate first."""
+    rows = [row["summary"] for row in real_rows(name) if row["questions"] == questions]
+    return sorted(pool([RunSummary.model_validate(row) for row in rows]), key=lambda run: -run.em.mean)
+
+
+def real_table(name: str, questions: str = "atlas") -> str:
+    """Return the table of every strategy, and why the others are left out."""
+    rows = []
+    for run in real_runs(name, questions):
+        written = sum(use.prompt_tokens + use.completion_tokens for use in run.tokens.values())
+        cells = [
+            f"{percent(run.em.mean, 0)} {between(100 * run.em.lo, 100 * run.em.hi, 0)}",
+            percent(run.f1.mean, 0),
+        ]
+        costs = [number(run.retrievals.mean), number(run.llm_calls, 1), number(written, 0)]
+        rows.append([f"`{run.strategy}`", run.stage, str(run.questions), *cells, *costs, number(run.errors, 0)])
+    left_out = load(name)["settings"]["without"]
+    rows += [[f"`{strategy}`", f"not run: {why}", *[""] * 7] for strategy, why in left_out.items()]
+    columns = ["strategy", "model", "questions", "EM", "F1", "retrievals", "calls", "tokens", "failed"]
+    return table(columns, rows, "ll")
+
+
+def real_gains(name: str, questions: str = "atlas") -> str:
+    """Return exact match of the untuned and the tuned model, and the difference."""
+    found = gains_table([row for row in real_rows(name) if row["questions"] == questions])
+    return table([column.lower() for column in found.columns], found.rows, "l")
+
+
+def real_causes(name: str, questions: str = "atlas") -> str:
+    """Return the causes of wrong answers of the strategies that answer in steps."""
+    found = cause_table(real_runs(name, questions))
+    return "\n\n".join([table(found.columns, found.rows, "l"), found.caption])
+
+
+def real_decisions(name: str, questions: str = "atlas") -> str:
+    """Return the agreement of DeepRAG's decisions with the measured boundary."""
+    found = decision_table(real_runs(name, questions))
+    return table(found.columns, found.rows, "l")
+
+
+def real_minutes(name: str) -> str:
+    """Return the minutes of each seed."""
+    return ", ".join(number(seed["seconds"] / 60, 0) for seed in load(name)["seeds"].values())
 
 
 def strategies_table() -> str:
@@ -1037,7 +1093,8 @@ FUNCTIONS = {
         hostile_table, load, outage_table, overhead_table, protocol_margins, provenance, rehearsal_table,
         reproduction, reproduction_status, retrieval_speed_table, retrievers_table, router_accuracy,
         runtime, runtime_reach,
-        attention_shapes, attention_table, long_training,
+        attention_shapes, attention_table, long_training, real_causes, real_decisions, real_gains, real_minutes,
+        real_table,
         fresh_clones_table, line_coverage, memory_estimates, rollouts_table, runtime_table,
         scale_runner_table,
         scale_synthesis_table, scale_training_table, shortfalls, strategies_table, synthesis_growth,
