@@ -146,3 +146,13 @@ def atlas() -> Atlas:
     from rag_train.atlas.facts import load_atlas
 
     return load_atlas()
+
+
+@pytest.fixture
+def uncompiled() -> Iterator[None]:
+    """Nothing is compiled: FlexAttention runs without a compiler."""
+    import torch
+
+    torch.compiler.set_stance("force_eager")
+    yield
+    torch.compiler.set_stance("default")

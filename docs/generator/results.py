@@ -26,6 +26,7 @@ from rag_train.eval.papers.page import VERDICTS, Reproduction, shown
 from rag_train.eval.papers.protocol import LOG, load_protocol
 from rag_train.eval.real.gains import gains_table
 from rag_train.strategies.registry import STRATEGIES
+from rag_train.table import Table
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -253,10 +254,9 @@ def demo_mean(strategy: str, stage: str, measure: str, name: str = "demo") -> fl
 
 def demo_reliability(name: str, stage: str) -> Reliability:
     """DeepRAG's probability of retrieving against the facts that the model does not know, over all seeds."""
-    first, *others = (
-        Reliability.model_validate(run["fact_calibration"]) for run in demo_groups(name)["deeprag", stage]
-    )
-    return sum(others, start=first)
+    [run] = pool([RunSummary.model_validate(run) for run in demo_groups(name)["deeprag", stage]])
+    assert run.fact_calibration
+    return run.fact_calibration
 
 
 # --- data by a teacher ------------------------------------------------------------------------------------------
@@ -445,9 +445,6 @@ def test_runs() -> str:
     return table(["date (UTC)", "run", "seeds", "code", "protocol", "outcome"], rows, "llllll")
 
 
-# --- strategies, retrievers, benchmarks -------------------------------------------------------------------------
-
-
 # --- every strategy on a real model -----------------------------------------------------------------------------
 
 
@@ -488,18 +485,25 @@ def real_gains(name: str, questions: str = "atlas") -> str:
 def real_causes(name: str, questions: str = "atlas") -> str:
     """Return the causes of wrong answers of the strategies that answer in steps."""
     found = cause_table(real_runs(name, questions))
-    return "\n\n".join([table(found.columns, found.rows, "l"), found.caption])
+    return f"{_cells(found)}\n\n{found.caption}"
 
 
 def real_decisions(name: str, questions: str = "atlas") -> str:
     """Return the agreement of DeepRAG's decisions with the measured boundary."""
-    found = decision_table(real_runs(name, questions))
+    return _cells(decision_table(real_runs(name, questions)))
+
+
+def _cells(found: Table) -> str:
+    """Return a table of the library without its title and notes."""
     return table(found.columns, found.rows, "l")
 
 
 def real_minutes(name: str) -> str:
     """Return the minutes of each seed."""
     return ", ".join(number(seed["seconds"] / 60, 0) for seed in load(name)["seeds"].values())
+
+
+# --- strategies, retrievers, benchmarks -------------------------------------------------------------------------
 
 
 def strategies_table() -> str:
@@ -1095,8 +1099,7 @@ FUNCTIONS = {
         runtime, runtime_reach,
         attention_shapes, attention_table, long_training, real_causes, real_decisions, real_gains, real_minutes,
         real_table,
-        fresh_clones_table, line_coverage, memory_estimates, rollouts_table, runtime_table,
-        scale_runner_table,
+        fresh_clones_table, line_coverage, memory_estimates, rollouts_table, runtime_table, scale_runner_table,
         scale_synthesis_table, scale_training_table, shortfalls, strategies_table, synthesis_growth,
         teacher_ablations, teacher_claims, teacher_counts, teacher_table, test_runs, training_speed,
         training_rates, training_table, number, percent, spread, min, max, median, sum,

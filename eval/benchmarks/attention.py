@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rag_train.eval.benchmarks.common import benchmark_parser
+from rag_train.errors import UserError
+from rag_train.eval.benchmarks import common
 
 if TYPE_CHECKING:
     import torch
@@ -23,16 +24,8 @@ if TYPE_CHECKING:
 
     from rag_train.training.tree import Tree
 
-WIDTH = {
-    "vocab_size": 152064,
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-}
-"""Sizes of Qwen2.5-7B, but two layers."""
+WIDTH = common.WIDTH | {"head_dim": 128}
+"""Some architectures have other sizes of heads by default."""
 WINDOW = 20
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -44,14 +37,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 """More settings of the model's configuration, by its type."""
 CONTROL = "control"
-REFUSED = {("gemma2", "sdpa")}
-"""Choices that training refuses: PyTorch's kernel cannot cap scores."""
 TRUNK, BRANCHES, LENGTH = 48, 4, 40
 """Tokens that all sequences share, number of sequences, and tokens of each after the shared ones."""
 
 
 def main() -> None:
-    options = benchmark_parser(__doc__).parse_args()
+    options = common.benchmark_parser(__doc__).parse_args()
 
     import torch
 
@@ -71,7 +62,7 @@ def compare(architecture: str) -> list[dict[str, Any]]:
     """Return a row for each choice of attention and for the control, with None for what it cannot do."""
     import torch
 
-    from rag_train.training.tree import SLICED, lay_out
+    from rag_train.training.tree import IMPLEMENTATIONS, lay_out
 
     generator = torch.Generator().manual_seed(0)
     size = TRUNK + BRANCHES * LENGTH
@@ -87,9 +78,9 @@ def compare(architecture: str) -> list[dict[str, Any]]:
     for choice in ("sliced", "sdpa", "flex", CONTROL):
         row: dict[str, Any] = {**same, "attention": choice, "difference": None, "seconds": None, "cosine": None}
         rows.append(row)
-        if (architecture, choice) in REFUSED:
+        if choice == "sdpa" and refused(tuned, choice):  # flex is refused on a CPU, where only its loss is asked
             continue
-        tuned.set_attn_implementation({"sdpa": "sdpa", "flex": "flex_attention"}.get(choice, SLICED))
+        tuned.set_attn_implementation(IMPLEMENTATIONS["sliced" if choice == CONTROL else choice])
         last = [len(tree.ids) - 1] * len(tree.ids) if choice == CONTROL else tree.last
         began = time.perf_counter()
         found = logprobs(tuned, replace(tree, last=last), sequences, trains=choice != "flex")
@@ -119,6 +110,17 @@ def adapted(architecture: str) -> PeftModel:
     tuned = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
     tuned.train()
     return tuned
+
+
+def refused(model: PeftModel, choice: str) -> bool:
+    """Return whether training refuses a choice of attention for a model."""
+    from rag_train.training.tree import attention_for_trees
+
+    try:
+        attention_for_trees(model.config, choice)
+    except UserError:
+        return True
+    return False
 
 
 def alone(model: PeftModel, sequences: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -20,6 +20,16 @@ if TYPE_CHECKING:
     from rag_train.schema import Question
     from rag_train.training.recipe import TrainRecipe
 
+WIDTH = {
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+}
+"""Qwen2.5-7B with 2 of its 28 layers."""
+
 
 def benchmark_parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser whose help shows ``description`` as written, with the option ``--output``."""

@@ -7,7 +7,6 @@ the steps, the process's own pages are read (RssAnon; Linux). Writes bench_long.
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 import tempfile
@@ -58,7 +57,7 @@ def main() -> None:
         save_recipe(recipe, work / "recipe.yaml")
         command = [sys.executable, "-m", "rag_train.train", str(work / "recipe.yaml")]
         started = time.perf_counter()
-        points = watched(command, work / "out" / METRICS, math.floor(count / recipe.logging_steps))
+        points = watched(command, work / "out" / METRICS, count // recipe.logging_steps)
         seconds = time.perf_counter() - started
     for point in points:
         console.print(f"row {point['row']:,}: {point['bytes'] / 2**20:,.0f} MiB")

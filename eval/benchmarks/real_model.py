@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rag_train.eval.benchmarks.common import benchmark_parser
+from rag_train.eval.benchmarks.common import WIDTH, benchmark_parser
 from rag_train.eval.benchmarks.training import NODES, TrainingSet, compare, in_new_process, shaped
 from rag_train.training.recipe import LoraRecipe
 
@@ -35,15 +35,6 @@ WARM_UP = 16
 """Requests before the measurement."""
 CACHE, CONTEXT = 2**30, 4096
 """Bytes of the key-value cache, and most tokens of a request."""
-WIDTH = {
-    "vocab_size": 152064,
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-}
-"""Qwen2.5-7B with 2 of its 28 layers."""
 
 
 def main() -> None:

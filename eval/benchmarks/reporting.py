@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rag_train.errors import UserError
 from rag_train.eval.by_seed import run_by_seed
 from rag_train.eval.metrics.intervals import effect_across_seeds
-from rag_train.eval.papers.protocol import logged
+from rag_train.eval.papers.protocol import logged, seeds_of
 
 
 def recorded(
@@ -36,7 +34,7 @@ def recorded(
     Raises:
         UserError: if the seeds are not those of the split, or the protocol is not committed.
     """
-    allowed = yaml.safe_load(protocol.read_text(encoding="utf-8"))[options.split]
+    allowed = seeds_of(protocol, options.split)
     if wrong := [seed for seed in options.seeds if seed not in allowed]:
         raise UserError(f"--seeds {wrong[0]}: not a {options.split} seed of {protocol.name}; give {allowed}")
     name = f"bench_{what.split()[-1]}"

@@ -9,8 +9,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import yaml
-
 from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error
 
 PROTOCOL = Path(__file__).with_name("protocol.yaml")
@@ -23,13 +21,13 @@ def main() -> None:
 
     from rag_train.eval.demo.recipe import DemoRecipe
     from rag_train.eval.demo.run import run_demo
-    from rag_train.eval.papers.protocol import logged
+    from rag_train.eval.papers.protocol import logged, seeds_of
     from rag_train.recipe import load_recipe
     from rag_train.working_files import PACKAGE
 
     with exit_on_user_error():
         recipe = load_recipe(DemoRecipe, PACKAGE / "recipes/demo_atlas.yaml", [])
-        seeds = yaml.safe_load(PROTOCOL.read_text(encoding="utf-8"))["test"]
+        seeds = seeds_of(PROTOCOL, "test")
         with logged("demo of the atlas", seeds, PROTOCOL) as outcome:
             data = run_demo(recipe, seeds, options.work, options.work)
             outcome.text = "; ".join(f"{claim.text}: {claim.evidence}" for claim in data.claims)

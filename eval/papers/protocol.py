@@ -80,6 +80,11 @@ def load_protocol(path: Path = PROTOCOL) -> Protocol:
         raise UserError(f"{path}: {' '.join(str(error).split())}; correct the protocol") from error
 
 
+def seeds_of(path: Path, split: str) -> list[int]:
+    """Return the seeds of a split (dev or test) in the protocol of a benchmark."""
+    return yaml.safe_load(path.read_text(encoding="utf-8"))[split]
+
+
 def committed_hash(path: Path) -> str:
     """Return the start of the protocol's SHA-256. Raises UserError unless the file is as in the last commit."""
     shown = subprocess.run(["git", "show", f"HEAD:./{path.name}"], cwd=path.parent, capture_output=True)

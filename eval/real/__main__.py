@@ -6,14 +6,11 @@ of runs on test seeds. All else is a comparison of your own: its seeds are 0, 1 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from rag_train.errors import UserError
-from rag_train.eval.benchmarks.common import exit_on_user_error
+from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error
 from rag_train.eval.real.recipe import RealRecipe
 from rag_train.recipe import load_recipe
 from rag_train.working_files import PACKAGE
@@ -26,19 +23,15 @@ def numbers(text: str) -> list[int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m rag_train.eval.real",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser(__doc__)
+    parser.prog = "python -m rag_train.eval.real"
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="override recipe keys: split=dev")
     parser.add_argument("--recipe", type=Path, help="default: recipes/real.yaml, or real_files.yaml with --data")
     parser.add_argument("--data", type=Path, help="folder of released files and corpus.jsonl; default: the atlas")
     parser.add_argument("--seeds", type=numbers, help="comma-separated training seeds")
     parser.add_argument("--work", type=Path, default=Path("runs/real"), help="models and answers, which are kept")
-    parser.add_argument("--output", type=Path, default=Path("docs/results"), help="directory of the result")
     options = parser.parse_args(arguments)
-    from rag_train.eval.papers.protocol import logged
+    from rag_train.eval.papers.protocol import logged, seeds_of
     from rag_train.eval.real.run import run
 
     with exit_on_user_error():
@@ -47,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.overrides or options.recipe:
             run(recipe, options.seeds or [0, 1, 2], options.data, options.work, options.output)
             return
-        test = yaml.safe_load(PROTOCOL.read_text(encoding="utf-8"))["test"]
+        test = seeds_of(PROTOCOL, "test")
         seeds = options.seeds or test
         if wrong := [seed for seed in seeds if seed not in test]:
             raise UserError(

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from rag_train.eval.benchmarks import attention
 
 SMALL = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
-
-
-@pytest.fixture
-def uncompiled() -> Iterator[None]:
-    torch.compiler.set_stance("force_eager")
-    yield
-    torch.compiler.set_stance("default")
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,13 +112,6 @@ def test_backends_get_the_same_mask(alphabet: int, window: int | None):
     assert torch.equal(sliced, dense[0, 0].int())
     depth = max(tree.positions) + 1
     assert max(len(part.keys) for part in slices(last, positions)) < depth + 2 * SLICE
-
-
-@pytest.fixture
-def uncompiled() -> Iterator[None]:
-    torch.compiler.set_stance("force_eager")
-    yield
-    torch.compiler.set_stance("default")
 
 
 SHAPES = {
