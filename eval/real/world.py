@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 from rag_train.atlas.facts import Split, load_atlas
+from rag_train.data_synth.leakage import HeldOutQuestions
 from rag_train.errors import UserError
 from rag_train.eval.demo.world import one_answer
 from rag_train.llm.base import LLM
@@ -70,6 +71,8 @@ def open_atlas(split: Split, seed: int) -> RealWorld:
 def open_files(folder: Path, seed: int) -> RealWorld:
     """Return released files (`TRAIN`, `ASKED`) and the passages of ``corpus.jsonl``, all in ``folder``.
 
+    Training questions that leak a question of ``ASKED`` by text or entity are left out.
+
     Raises UserError if a file is missing or malformed.
     """
     for name in (*TRAIN, *ASKED.values(), "corpus.jsonl"):
@@ -79,8 +82,10 @@ def open_files(folder: Path, seed: int) -> RealWorld:
     async def unmeasured(llm: LLM, asked: Sequence[Question], output: Path) -> dict[str, bool | None]:
         return {}
 
-    train = [question for name in TRAIN for question in load_questions(folder / name) if question.decomposition]
     asked = {name: load_questions(folder / file) for name, file in ASKED.items()}
+    held_out = HeldOutQuestions(question for questions in asked.values() for question in questions)
+    annotated = [question for name in TRAIN for question in load_questions(folder / name) if question.decomposition]
+    train = [question for question in annotated if not held_out.leak(question)]
     Random(seed).shuffle(train)
     for questions in asked.values():
         Random(0).shuffle(questions)

@@ -15,12 +15,14 @@ from rag_train.eval.real.examples import equal_shares, gold_examples
 from rag_train.eval.real.gains import gains_table
 from rag_train.eval.real.recipe import RealRecipe
 from rag_train.eval.real.run import run
-from rag_train.eval.real.world import open_atlas, open_files
+from rag_train.eval.real.world import ASKED, TRAIN, open_atlas, open_files
+from rag_train.files import write_records
 from rag_train.llm.checkpoint import load_tokenizer
 from rag_train.llm.vllm import VLLMEngine
 from rag_train.recipe import load_recipe
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.index.bm25 import BM25Index
+from rag_train.schema import GoldStep, Passage, Question
 from rag_train.working_files import PACKAGE
 
 SYSTEMS = {"dualrag", "hanrag", "levelrag", "planrag"}
@@ -50,6 +52,23 @@ def test_every_method_gets_the_same_number_of_tokens(mini_model: Path):
 def test_missing_files_are_named(tmp_path: Path):
     with pytest.raises(UserError, match="no such file"):
         open_files(tmp_path, seed=0)
+
+
+def test_training_questions_of_the_same_film_are_left_out(tmp_path: Path):
+    def about(film: str) -> Question:
+        step = GoldStep(subquery=f"Who directed {film}?", answer="Ann", entity=film)
+        text = f"Where was the director of {film} born?"
+        return Question(id=film, question=text, answers=["Rome"], decomposition=[step])
+
+    for name, films in {**dict.fromkeys(ASKED.values(), ["Jaws"]), **dict.fromkeys(TRAIN, ["Jaws", "Alien"])}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_records(tmp_path / name, map(about, films))
+    write_records(tmp_path / "corpus.jsonl", [Passage(id="1", title="Jaws", text="Jaws is a film.")])
+    world = open_files(tmp_path, seed=0)
+    assert [question.id for question in world.train] == ["Alien", "Alien"]
+    assert {name: [question.id for question in asked] for name, asked in world.asked.items()} == {
+        name: ["Jaws"] for name in ASKED
+    }
 
 
 @pytest.mark.release
