@@ -1,10 +1,14 @@
 """The figures of the documentation, drawn as SVG by code."""
 
-from figures import accuracy, reliability, systems, training, world
+from functools import partial
+
+from figures import accuracy, real, reliability, systems, training, world
 
 FIGURES = {
     "accuracy": accuracy.draw,
     "accuracy-atlas": accuracy.draw_atlas,
+    "gains-dev": partial(real.draw_gains, "real_dev"),
+    "strategies-dev": partial(real.draw_strategies, "real_dev"),
     "reliability": reliability.draw_reliability,
     "deeprag": systems.deeprag,
     "dualrag": systems.dualrag,

@@ -478,8 +478,13 @@ def real_table(name: str, questions: str = "atlas") -> str:
 
 def real_gains(name: str, questions: str = "atlas") -> str:
     """Return exact match of the untuned and the tuned model, and the difference."""
-    found = gains_table([row for row in real_rows(name) if row["questions"] == questions])
+    found = paired_gains(name, questions)
     return table([column.lower() for column in found.columns], found.rows, "l")
+
+
+def paired_gains(name: str, questions: str) -> Table:
+    """Return what tuning is worth (see `gains_table`), on one set of questions."""
+    return gains_table([row for row in real_rows(name) if row["questions"] == questions])
 
 
 def real_causes(name: str, questions: str = "atlas") -> str:

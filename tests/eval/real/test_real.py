@@ -60,7 +60,8 @@ def test_training_questions_of_the_same_film_are_left_out(tmp_path: Path):
         text = f"Where was the director of {film} born?"
         return Question(id=film, question=text, answers=["Rome"], decomposition=[step])
 
-    for name, films in {**dict.fromkeys(ASKED.values(), ["Jaws"]), **dict.fromkeys(TRAIN, ["Jaws", "Alien"])}.items():
+    films_of = {name: ["Jaws"] for name in ASKED.values()} | {name: ["Jaws", "Alien"] for name in TRAIN}
+    for name, films in films_of.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write_records(tmp_path / name, map(about, films))
     write_records(tmp_path / "corpus.jsonl", [Passage(id="1", title="Jaws", text="Jaws is a film.")])
