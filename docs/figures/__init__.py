@@ -7,6 +7,8 @@ from figures import accuracy, real, reliability, systems, training, world
 FIGURES = {
     "accuracy": accuracy.draw,
     "accuracy-atlas": accuracy.draw_atlas,
+    "gains": partial(real.draw_gains, "real"),
+    "strategies": partial(real.draw_strategies, "real"),
     "gains-dev": partial(real.draw_gains, "real_dev"),
     "strategies-dev": partial(real.draw_strategies, "real_dev"),
     "reliability": reliability.draw_reliability,

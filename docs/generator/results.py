@@ -503,6 +503,11 @@ def _cells(found: Table) -> str:
     return table(found.columns, found.rows, "l")
 
 
+def real_seeds(name: str) -> str:
+    """Return the seeds that have been run."""
+    return ", ".join(load(name)["seeds"])
+
+
 def real_minutes(name: str) -> str:
     """Return the minutes of each seed."""
     return ", ".join(number(seed["seconds"] / 60, 0) for seed in load(name)["seeds"].values())
@@ -1103,7 +1108,7 @@ FUNCTIONS = {
         reproduction, reproduction_status, retrieval_speed_table, retrievers_table, router_accuracy,
         runtime, runtime_reach,
         attention_shapes, attention_table, long_training, real_causes, real_decisions, real_gains, real_minutes,
-        real_table,
+        real_seeds, real_table,
         fresh_clones_table, line_coverage, memory_estimates, rollouts_table, runtime_table, scale_runner_table,
         scale_synthesis_table, scale_training_table, shortfalls, strategies_table, synthesis_growth,
         teacher_ablations, teacher_claims, teacher_counts, teacher_table, test_runs, training_speed,
