@@ -33,7 +33,7 @@ from rag_train.llm.base import LLM
 from rag_train.llm.packaged import checkpoint_of
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.llm.vllm import VLLMEngine
-from rag_train.progress import console, progress
+from rag_train.progress import console, progress, up_to
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.retrieval.index.dense import DenseIndex, build_dense
@@ -169,7 +169,7 @@ def _retrievers(world: RealWorld, work: Path, by_kind: bool) -> Retrievers:
             build_lucene(world.corpus, folder / "sparse")
         if not (folder / "dense").exists():
             with progress("encoding passages", len(world.corpus)) as advance:
-                build_dense(world.corpus, folder / "dense", progress=advance)
+                build_dense(world.corpus, folder / "dense", progress=up_to(advance))
         found["sparse"] = AsyncRetriever(LuceneIndex.load(folder / "sparse"))
         found["dense"] = AsyncRetriever(DenseIndex.load(folder / "dense"))
     return Retrievers(AsyncRetriever(bm25), found, bm25.corpus_sha256)
