@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from random import Random
 
@@ -83,7 +84,7 @@ def open_files(folder: Path, seed: int) -> RealWorld:
         return {}
 
     asked = {name: load_questions(folder / file) for name, file in ASKED.items()}
-    held_out = HeldOutQuestions(question for questions in asked.values() for question in questions)
+    held_out = HeldOutQuestions(chain.from_iterable(asked.values()))
     annotated = [question for name in TRAIN for question in load_questions(folder / name) if question.decomposition]
     train = [question for question in annotated if not held_out.leak(question)]
     Random(seed).shuffle(train)
