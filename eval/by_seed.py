@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rag_train.errors import UserError
+from rag_train.eval.peak_memory import peak_memory
 from rag_train.provenance import code_version, save_result
 
 
@@ -21,7 +22,8 @@ def run_by_seed(
         path: results file (JSON). Its other seeds are kept.
         settings: what all seeds have in common; JSON values.
         seeds: seeds to run; a result that the file has is replaced.
-        run: returns the result of a seed as JSON values. The seconds and the code version are added.
+        run: returns the result of a seed as JSON values. The seconds, the peak memory and the code version are
+            added.
 
     Raises:
         UserError: if the file has results of other settings.
@@ -30,8 +32,10 @@ def run_by_seed(
     results = _earlier(path, settings)
     for seed in seeds:
         began = time.perf_counter()
-        found = run(seed)
-        results[seed] = {"code_version": code_version(), "seconds": time.perf_counter() - began} | found
+        with peak_memory() as peak:
+            found = run(seed)
+        cost = {"seconds": time.perf_counter() - began, "peak_gib": peak.gib}
+        results[seed] = {"code_version": code_version()} | cost | found
         path.parent.mkdir(parents=True, exist_ok=True)
         save_result(path, {"settings": settings, "seeds": {str(seed): results[seed] for seed in sorted(results)}})
     return results

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from rag_train.errors import UserError
 from rag_train.eval.by_seed import run_by_seed
+from rag_train.eval.peak_memory import peak_memory
 
 
 def test_seeds_are_written_one_by_one_and_kept(tmp_path: Path):
@@ -24,6 +27,15 @@ def test_seeds_are_written_one_by_one_and_kept(tmp_path: Path):
     assert list(json.loads(path.read_text())["seeds"]) == ["10", "11"]
     results = run_by_seed(path, settings, [12], lambda seed: {"em": 0.5})
     assert {seed: result["em"] for seed, result in results.items()} == {10: 0.1, 11: 0.11, 12: 0.5}
-    assert results[12].keys() == {"code_version", "seconds", "em"}
+    assert results[12].keys() == {"code_version", "seconds", "peak_gib", "em"}
     with pytest.raises(UserError, match=r"other settings \(prices, new\)"):
         run_by_seed(path, {"prices": [0.1], "new": 1}, [12], lambda seed: {})
+
+
+def test_peak_memory_counts_this_process_and_its_children() -> None:
+    child = "x = bytearray(150 << 20); import time; time.sleep(0.5)"
+    with peak_memory(seconds=0.05) as alone:
+        pass
+    with peak_memory(seconds=0.05) as with_child:
+        subprocess.run([sys.executable, "-c", child], check=True)
+    assert alone.gib + 0.14 < with_child.gib < alone.gib + 0.5
