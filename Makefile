@@ -5,7 +5,7 @@ export TOKENIZERS_PARALLELISM := false
 # Compiling the tests takes longer than most of them: Python keeps the compiled files, also where it is told not to.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-seeds atlas-seeds real strategies teacher-data fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-rollouts bench-resume bench-outage bench-training bench-real bench-hostile bench-memory bench-attention bench-retrieval retrievers attack audit lock docs clean bench-scale first-hour first-lines notebook
+.PHONY: help demo demo-seeds atlas-seeds real strategies teacher-data mini-model fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-rollouts bench-resume bench-outage bench-training bench-real bench-hostile bench-memory bench-attention bench-retrieval retrievers attack audit lock docs clean bench-scale first-hour first-lines notebook
 
 help:
 	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
@@ -14,6 +14,7 @@ help:
 	@echo "make real            every strategy on a real model and real facts (DATA=DIR: on released question files; SEEDS=30: one seed)"
 	@echo "make strategies      every strategy on the mini world, over a mini model that was taught all formats"
 	@echo "make teacher-data    what a teacher's data is worth: students compared with their teacher"
+	@echo "make mini-model      what the mini model recalls, reads and understands before any method trains it"
 	@echo "make fuzz            100,000 malformed teacher answers, given to every parser and factory"
 	@echo "make attack          attacks on builds, strangers' files and the services: minutes, loopback only"
 	@echo "make audit           known vulnerabilities of the locked packages (asks a public service)"
@@ -76,6 +77,9 @@ strategies: .venv/.ready
 
 teacher-data: .venv/.ready
 	$(BIN)/python -m rag_train.eval.miniworld teacher-data
+
+mini-model: .venv/.ready
+	$(BIN)/python -m rag_train.eval.miniworld quality
 
 fuzz: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.fuzz

@@ -79,13 +79,11 @@ def mini_world() -> World:
 
 
 @pytest.fixture(scope="session")
-def mini_model(mini_world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint directory of the shipped mini model."""
-    from rag_train.miniworld.pretrain import PretrainConfig, pretrained
+def mini_model() -> Path:
+    """The checkpoint directory of the shipped controller."""
+    from support.paths import MODEL
 
-    directory, trained = pretrained(mini_world, PretrainConfig(), tmp_path_factory.mktemp("models"))
-    assert not trained, "the shipped checkpoint has a different recipe; make it again with rag-train demo --scratch"
-    return directory
+    return MODEL
 
 
 @pytest.fixture(scope="session")

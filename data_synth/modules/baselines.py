@@ -96,7 +96,7 @@ def _classifiers(out: Examples, question: Question) -> None:
     out.add(adaptive_rag.CLASSIFY, fields, label)
     for task, verdict in ((uar.SELF, knows), (uar.INTENT, False), (uar.KNOWLEDGE, True), (uar.TIME, False)):
         out.add(task, fields, "yes" if verdict else "no")
-    rng = random.Random(question.id)  # a random day, because no fact of the mini world changes with time
+    rng = random.Random(question.id)  # a random day, because the mini world's facts change on no particular day
     day = f"20{rng.randint(10, 40)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
     out.add(taare.DECIDE, [("Today", day), *fields], "[No]" if knows else "[Yes]")
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from generator.results import demo_groups, demo_mean
+from generator.results import demo_groups, demo_mean, first_stage
 
 from figures.svg import Canvas, Colour
+from rag_train.eval.demo.claims import FIRST
 
 
 class Label(NamedTuple):
@@ -21,14 +22,14 @@ class Label(NamedTuple):
 
 
 DEMO: dict[tuple[str, str], Label] = {
-    ("direct", "base"): Label("direct answer", "muted", 14, -2, "start"),
-    ("cot", "base"): Label("chain of thought", "muted", 14, 18, "start"),
-    ("rag", "base"): Label("retrieve once", "muted", 16, -4, "start"),
+    ("direct", "cold start"): Label("direct answer", "muted", 14, -2, "start"),
+    ("cot", "cold start"): Label("chain of thought", "muted", 14, 18, "start"),
+    ("rag", "cold start"): Label("retrieve once", "muted", 16, -4, "start"),
     ("deeprag-parametric", "stage 2"): Label("Stage II, never retrieve", "memory", 14, 0, "start"),
     ("deeprag", "stage 1"): Label("DeepRAG, Stage I", "retrieve", -14, 22, "end"),
     ("deeprag", "stage 2"): Label("DeepRAG, Stage II", "good", -60, -32),
     ("deeprag-retrieve", "stage 2"): Label("Stage II, always retrieve", "memory", -24, 52),
-    ("deeprag-retrieve", "base"): Label("base model, always retrieve", "muted", -30, -40),
+    ("deeprag-retrieve", "cold start"): Label("before Stage I, always retrieve", "muted", -30, -40),
 }
 """The points of the demo, by strategy and model."""
 ATLAS: dict[tuple[str, str], Label] = {
@@ -84,7 +85,8 @@ def _scatter(
     canvas.text(20, (height - bottom + top) / 2, "exact match, %", size=size, rotate=-90)
     groups = demo_groups(name)
     places = {}
-    for key, label in labels.items():
+    for (strategy, stage), label in labels.items():
+        key = strategy, first_stage(name) if stage == FIRST else stage
         for run in groups[key]:
             canvas.dot(x(run["retrievals"]["mean"]), y(run["em"]["mean"]), 3, label.colour, faint=True)
         px, py = x(demo_mean(*key, "retrievals", name)), y(demo_mean(*key, "em", name))

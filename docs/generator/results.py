@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from generator.markdown import between, bullets, number, percent, spread, table
-from rag_train.eval.demo.claims import compared, verdict
+from rag_train.eval.demo.claims import CLAIMS, FIRST, LAST, verdict
 from rag_train.eval.demo.reference import effects, placed
 from rag_train.eval.matrix.tables import cause_table, decision_table
 from rag_train.eval.metrics import intervals
@@ -78,6 +78,11 @@ def demo_groups(name: str = "demo") -> dict[tuple[str, str], list[dict[str, Any]
     return dict(groups)
 
 
+def first_stage(name: str = "demo") -> str:
+    """Name of a demo's first stage, which the baselines ran on; "base" before the mini world had a cold start."""
+    return load(name)["runs"][0]["stage"]
+
+
 def matthews(counts: Mapping[str, int]) -> float:
     """Matthews correlation coefficient of decision counts; 0 where it is undefined."""
     tp, fp, fn, tn = (counts[key] for key in ("tp", "fp", "fn", "tn"))
@@ -125,23 +130,22 @@ class Decided(NamedTuple):
     seeds: list[float]
 
 
-def decided(name: str, first_stage: str) -> list[Decided]:
-    """Return the claims of a demo whose baselines ran on ``first_stage``."""
-    claims = compared(first_stage)
-    seeds = effects([RunSummary.model_validate(run) for run in load(name)["runs"]], claims)
+def decided(name: str) -> list[Decided]:
+    """Return the claims of a demo."""
+    seeds = effects([RunSummary.model_validate(run) for run in load(name)["runs"]])
     out = []
     for claim in load(name)["claims"]:
         text, numbers = claim["text"], re.findall(r"[-+]\d+\.\d+", claim["evidence"])
         difference, lo, hi = map(float, numbers)
-        found = verdict(lo, hi, seeds[text], claims[text].margin)
+        found = verdict(lo, hi, seeds[text], CLAIMS[text].margin)
         out.append(Decided(text, found, f"{difference:+.3f} [{lo:+.3f}, {hi:+.3f}]", seeds[text]))
     return out
 
 
-def demo_verdicts(name: str, first_stage: str) -> str:
+def demo_verdicts(name: str) -> str:
     """The claims with their verdicts: the interval over all questions, the mean over seeds, and each seed."""
     rows = []
-    for claim in decided(name, first_stage):
+    for claim in decided(name):
         effect = intervals.effect_across_seeds(claim.seeds)
         mean_of_seeds = f"{effect.mean:+.3f} {_signed(effect)}"
         rows.append(
@@ -350,6 +354,29 @@ def gold_left_out() -> str:
     reasons = sorted({reason for counts in left_out.values() for reason in counts})
     rows = [[name, *(number(counts.get(reason, 0), 0) for reason in reasons)] for name, counts in left_out.items()]
     return table(["left out", *reasons], rows, "l")
+
+
+# --- the mini world's models ------------------------------------------------------------------------------------
+
+
+def mini_model_table() -> str:
+    kinds = {"known": "known", "outdated": "outdated", "unknown": "unknown"}
+    kinds |= {"reading": "unknown, read", "reading_changed": "outdated, read", "decomposition": "decomposed"}
+    data = load("mini_model")
+
+    def share(row: dict[str, Any], kind: str) -> str:
+        return f"{percent(row[kind])}% of {row[f'n_{kind}']}" if kind in row else "–"
+
+    rows = [
+        [
+            str(row["seed"]),
+            row["wording"],
+            *(share(row, kind) for kind in kinds),
+            number(row.get("familiarity"), 2),
+        ]
+        for row in data["rows"]
+    ]
+    return table([f"seed ({data['options']['split']})", "wording", *kinds.values(), "familiarity"], rows, "ll")
 
 
 # --- the papers' claims -----------------------------------------------------------------------------------------
@@ -810,15 +837,15 @@ def attack_table(part: str) -> str:
 
 def headlines(pages: str) -> str:
     """Five results, as a list; ``pages`` is the path of the results pages."""
-    stage2, always, base = ("deeprag", "stage 2"), ("deeprag-retrieve", "stage 2"), ("deeprag-retrieve", "base")
-    em = {key: percent(demo_mean(*key, "em")) for key in (stage2, always, base)}
-    retrievals = {key: number(demo_mean(*key, "retrievals")) for key in (stage2, always, base)}
-    vanilla, direct = ("rag", "cold start"), ("direct", "cold start")
+    stage2, always, before = ("deeprag", LAST), ("deeprag-retrieve", LAST), ("deeprag-retrieve", first_stage())
+    em = {key: percent(demo_mean(*key, "em")) for key in (stage2, always, before)}
+    retrievals = {key: number(demo_mean(*key, "retrievals")) for key in (stage2, always, before)}
+    vanilla, direct = ("rag", FIRST), ("direct", FIRST)
     real = {
         key: (percent(demo_mean(*key, "em", "atlas")), number(demo_mean(*key, "retrievals", "atlas")))
         for key in (stage2, always, vanilla, direct)
     }
-    verdicts = decided("atlas", "cold start")
+    verdicts = decided("atlas")
     holding = sum(claim.verdict == "holds" for claim in verdicts)
     claims = load("teacher_data")["claims"]
     held = f"{sum(claim['held'] for claim in claims)} of {len(claims)}"
@@ -832,8 +859,8 @@ def headlines(pages: str) -> str:
         [
             f"**A calibrated controller retrieves less.** DeepRAG, Stage II: {em[stage2]}% exact match at "
             f"{retrievals[stage2]} retrievals a question; the same model when it always retrieves: "
-            f"{em[always]}% at {retrievals[always]}. The base model that always retrieves is ahead on accuracy "
-            f"alone: {em[base]}% at {retrievals[base]}. Three seeds. [Demo]({pages}/demo.md)",
+            f"{em[always]}% at {retrievals[always]}. The model before Stage I that always retrieves is ahead on "
+            f"accuracy alone: {em[before]}% at {retrievals[before]}. Three seeds. [Demo]({pages}/demo.md)",
             f"**On a pretrained model and real facts.** SmolLM2 (135 million parameters) after Stage II: "
             f"{real[stage2][0]}% exact match at {real[stage2][1]} retrievals; when it always retrieves: "
             f"{real[always][0]}% at {real[always][1]}; vanilla RAG: {real[vanilla][0]}%; direct answers: "
@@ -1101,9 +1128,9 @@ FUNCTIONS = {
     for function in (
         across_seeds, all_claims, attack_table, claim_count, claims_by_paper, control_table, demo_causes,
         demo_claims, demo_hops, demo_mean, demo_mistakes, demo_seed_claims, demo_seeds, demo_table, demo_timings,
-        demo_verdicts,
+        demo_verdicts, first_stage,
         first_hour_outputs, first_hour_table, first_lines, gold_hops, gold_left_out, gold_targets, headlines,
-        hipporag_table,
+        hipporag_table, mini_model_table,
         hostile_table, load, outage_table, overhead_table, protocol_margins, provenance, rehearsal_table,
         reproduction, reproduction_status, retrieval_speed_table, retrievers_table, router_accuracy,
         runtime, runtime_reach,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rag_train.errors import UserError
+from rag_train.working_files import PACKAGE
 
 if TYPE_CHECKING:
     from rag_train.llm.base import Completion, Sampling
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from rag_train.schema import Question
     from rag_train.training.recipe import TrainRecipe
 
+CONTROLLER = PACKAGE / "miniworld/checkpoint/controller"
+"""The shipped mini model after the demo's cold start, which writes DeepRAG's transcript."""
 WIDTH = {
     "vocab_size": 152064,
     "hidden_size": 3584,
@@ -58,7 +61,7 @@ def process_memory(field: str, process: int | Literal["self"] = "self") -> int:
 
 
 class MiniWorld(NamedTuple):
-    """The mini world of seed 0, the shipped mini model, and the multi-hop training questions."""
+    """The mini world of seed 0, the shipped controller, and the multi-hop training questions."""
 
     world: World
     model: Path
@@ -66,14 +69,12 @@ class MiniWorld(NamedTuple):
 
 
 def mini_world() -> MiniWorld:
-    """Return the mini world with its model, pretraining the model if no checkpoint is shipped."""
+    """Return the mini world with its controller."""
     from rag_train.eval.miniworld.lab import multi_hop
-    from rag_train.miniworld.pretrain import PretrainConfig, pretrained
     from rag_train.miniworld.world import World, WorldConfig
 
     world = World(WorldConfig())
-    model, _ = pretrained(world, PretrainConfig(), Path("runs/demo/base"))
-    return MiniWorld(world, model, multi_hop(world.questions("train")))
+    return MiniWorld(world, CONTROLLER, multi_hop(world.questions("train")))
 
 
 def stage3_recipe(model: str, folder: Path, price: float, **settings: Any) -> TrainRecipe:

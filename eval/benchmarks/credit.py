@@ -23,7 +23,7 @@ from rag_train.eval.benchmarks.common import exit_on_user_error, stage3_recipe
 from rag_train.eval.benchmarks.stage3 import PROTOCOL, DemoSeed, models_of, open_seed, stage3_parser
 
 TREE, STEPS, GROUPS = "tree credit", "plain GRPO, more steps", "plain GRPO, larger groups"
-MOST = 4000
+MOST = 2200
 """Training questions of the run with the most steps; its token budget ends it before."""
 WIDER = 3
 """Size of the larger groups, in groups of the other runs."""

@@ -26,8 +26,7 @@ from urllib.request import urlopen
 import psutil
 
 from rag_train.errors import UserError
-from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error, free_port
-from rag_train.working_files import PACKAGE
+from rag_train.eval.benchmarks.common import CONTROLLER, benchmark_parser, exit_on_user_error, free_port
 
 COLUMNS = "100"
 COMMANDS = (
@@ -109,8 +108,8 @@ def run(command: str, folder: Path, *, stop: bool = False, may_fail: bool = Fals
     With ``stop`` it is stopped after its first line. Raises UserError if the command fails; with ``may_fail`` only
     if it fails with anything but an error message.
     """
-    model, path = mini_model(), f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    variables = {"MODEL": str(model), "PORT": str(free_port()), "PATH": path, "COLUMNS": COLUMNS, "TERM": "xterm"}
+    model, path = str(CONTROLLER), f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    variables = {"MODEL": model, "PORT": str(free_port()), "PATH": path, "COLUMNS": COLUMNS, "TERM": "xterm"}
     leader, follower = pty.openpty()
     began = time.perf_counter()
     process = subprocess.Popen(
@@ -143,15 +142,10 @@ def run(command: str, folder: Path, *, stop: bool = False, may_fail: bool = Fals
     if step.ended == "end":
         step.seconds = time.perf_counter() - began
         step.ended = "error" if code else "end"
-    step.output = shown(printed).replace(str(folder), ".").replace(str(model), "$MODEL")
+    step.output = shown(printed).replace(str(folder), ".").replace(model, "$MODEL")
     if step.ended == "error" and (code != 2 or not may_fail):
         raise UserError(f"{command}: exit code {code}: {step.output[-1000:]}")
     return step
-
-
-def mini_model() -> Path:
-    """Return the directory of the shipped model."""
-    return next((PACKAGE / "miniworld/checkpoint").iterdir())
 
 
 def processor_time(pid: int) -> float:

@@ -11,8 +11,8 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error
-from rag_train.eval.benchmarks.first_hour import Step, first_hour, mini_model, print_steps, run
+from rag_train.eval.benchmarks.common import CONTROLLER, benchmark_parser, exit_on_user_error
+from rag_train.eval.benchmarks.first_hour import Step, first_hour, print_steps, run
 
 TRAIN = "'questions=[train.jsonl]'"
 GOLD = f"recipes/gold.yaml {TRAIN} 'held_out=[]' index=index passages=3 instructions=false output=runs"
@@ -77,7 +77,7 @@ def main() -> None:
 def first_lines(folder: Path) -> list[Step]:
     """Run all commands in ``folder``. Raises UserError if a command fails that must not."""
     steps = first_hour(folder)
-    (folder / "sweep.yaml").write_text(SWEEP.replace("MODEL", str(mini_model())))
+    (folder / "sweep.yaml").write_text(SWEEP.replace("MODEL", str(CONTROLLER)))
     steps += [run(command, folder) for command in TO_THE_END]
     steps += [run(command, folder, may_fail=True) for command in MAY_FAIL]
     return steps + [run(command, folder, stop=True) for command in TO_THE_FIRST_LINE]

@@ -28,7 +28,7 @@ WANTED = {"batch": 0.85, "single": 8.0}
 
 def main() -> None:
     parser = benchmark_parser(__doc__)
-    parser.add_argument("--model", type=Path, default=None, help="checkpoint (default: the shipped mini model)")
+    parser.add_argument("--model", type=Path, default=None, help="checkpoint (default: the shipped controller)")
     parser.add_argument("--questions", type=int, default=256, help="questions asked at once")
     parser.add_argument("--single", type=int, default=24, help="questions asked one at a time")
     parser.add_argument("--repeats", type=int, default=3, help="repetitions of the three runs")

@@ -1,6 +1,6 @@
 """What the benchmarks of Stage III share: the models of the demo, questions that no stage has seen, and answers.
 
-A seed is a world of the mini world, its pretrained model, and the demo's Stages I and II on it.
+A seed is a world of the mini world, its pretrained model, and the demo's cold start and Stages I and II on it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def models_of(demo: Path, seeds: Sequence[int]) -> dict[int, Path]:
 
 
 def open_seed(models: Path, seed: int, work: Path, split: str, training: int) -> DemoSeed:
-    """Return a seed, and write ``questions.jsonl``, its training questions that neither stage has searched.
+    """Return a seed, and write ``questions.jsonl``, its training questions that no stage has seen.
 
     Args:
         models: the demo's folder of the seed.
@@ -104,7 +104,8 @@ def open_seed(models: Path, seed: int, work: Path, split: str, training: int) ->
         UserError: if so many are not left.
     """
     from rag_train.eval.demo.recipe import DemoRecipe, MiniWorldRecipe
-    from rag_train.eval.miniworld.lab import multi_hop
+    from rag_train.eval.demo.world import training_questions
+    from rag_train.eval.miniworld.lab import COMPARISONS_TAUGHT, multi_hop
     from rag_train.files import write_records
     from rag_train.miniworld.world import World, known_subqueries
     from rag_train.recipe import load_recipe
@@ -119,7 +120,10 @@ def open_seed(models: Path, seed: int, work: Path, split: str, training: int) ->
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "index").exists():
         build_bm25(world.corpus(), folder / "index")
-    left = multi_hop(world.questions("train"))[demo.stage1.questions + demo.stage2.questions :]
+    _, stages = training_questions(world, demo)
+    seen = {question.question for question in stages[: demo.stage1.questions + demo.stage2.questions]}
+    several = multi_hop(world.questions("train", comparisons=COMPARISONS_TAUGHT))
+    left = [question for question in several if question.question not in seen]
     if len(left) < training:
         raise UserError(f"seed {seed}: {len(left)} training questions are left, but {training} are needed")
     write_records(folder / "questions.jsonl", left[:training])

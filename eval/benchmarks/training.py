@@ -228,21 +228,23 @@ def _question(record: PreferencePair | SFTRecord) -> str:
     return record.id.partition("/")[0]
 
 
-def lessons(world: World, base: Path, work: Path, examples: int) -> tuple[Path, Path]:
-    """Return the mini model with the words of all formats, and the modules' examples from a few questions."""
-    from rag_train.eval.miniworld.lessons import lessons as teach
+def lessons(world: World, controller: Path, work: Path, examples: int) -> tuple[Path, Path]:
+    """Return the controller with the words of all formats, and examples of all methods, about 20 a question."""
+    from rag_train.eval.miniworld.lessons import spaced
+    from rag_train.eval.real.examples import gold_examples
     from rag_train.files import write_records
     from rag_train.miniworld.vocabulary import with_words
     from rag_train.retrieval.batching import AsyncRetriever
     from rag_train.retrieval.index.bm25 import BM25Index
 
     retriever = AsyncRetriever(BM25Index.build(world.corpus()))
-    questions = max(1, examples // 20)  # a question gives about 20 examples
-    records = asyncio.run(teach(world, retriever, questions=questions, compounds=0, readings=0, repeats=0))
-    records = records[:examples]
+    questions = world.questions("train")[: max(1, examples // 20)]
+    by_method = asyncio.run(gold_examples(questions, retriever, passages=3))
+    every = [spaced(record) for records in by_method.values() for record in records]
+    records = random.Random(0).sample(every, min(examples, len(every)))
     data, model = work / "lessons.jsonl", work / "extended"
     write_records(data, records)
-    with_words(base, (record.prompt + record.completion for record in records), model)
+    with_words(controller, (record.prompt + record.completion for record in records), model)
     return model, data
 
 

@@ -66,8 +66,8 @@ class DemoRecipe:
     """Run in the atlas. Exactly one of atlas and miniworld is given."""
     miniworld: MiniWorldRecipe | None = None
     """Run in the mini world."""
-    cold_start: StageRecipe | None = None
-    """Training on gold decompositions before Stage I, for models that do not write the format; null: none."""
+    cold_start: StageRecipe
+    """Training on gold decompositions, after which the model writes DeepRAG's transcript, with random decisions."""
     stage1: StageRecipe
     """Imitation learning."""
     stage2: StageRecipe
@@ -85,8 +85,3 @@ class DemoRecipe:
     def __post_init__(self) -> None:
         if (self.atlas is None) == (self.miniworld is None):
             raise UserError("demo: give one of the sections atlas and miniworld; write atlas: {} for its defaults")
-
-    @property
-    def first_stage(self) -> str:
-        """Name in the tables of the model before Stage I."""
-        return "base" if self.cold_start is None else "cold start"

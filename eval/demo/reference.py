@@ -1,4 +1,4 @@
-"""The demo's claims over the reference seeds, whose results are in the documentation.
+"""The claims of the mini world's demo over the reference seeds, whose results are in the documentation.
 
 A newcomer's demo is one seed, and one seed cannot decide a claim. ``reference.yaml`` has each claim's effect in
 every reference seed; ``docs/generate.py`` writes it from the results file.
@@ -7,7 +7,7 @@ every reference seed; ``docs/generate.py`` writes it from the results file.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,15 +15,11 @@ from pathlib import Path
 import yaml
 from scipy.special import stdtrit
 
-from rag_train.eval.demo.claims import Compared, compared
+from rag_train.eval.demo.claims import CLAIMS, FIRST, Compared
 from rag_train.eval.metrics.intervals import Effect, effect_across_seeds
 from rag_train.eval.metrics.summary import RunSummary
 
 FILE = Path(__file__).with_name("reference.yaml")
-
-
-CLAIMS = compared("base")
-"""The demo's claims in the mini world."""
 
 
 def _value(run: RunSummary, claim: Compared) -> float:
@@ -72,27 +68,30 @@ def reference() -> dict[str, list[float]]:
     return yaml.safe_load(FILE.read_text(encoding="utf-8"))
 
 
-def effects(runs: Sequence[RunSummary], claims: Mapping[str, Compared] = CLAIMS) -> dict[str, list[float]]:
-    """Return each claim's effect in every seed of ``runs``; claims about other runs are absent."""
-    by_seed = {(run.name, *run.seeds): run for run in runs}
+def effects(runs: Sequence[RunSummary]) -> dict[str, list[float]]:
+    """Return each claim's effect in every seed of ``runs``, the runs of a demo in the order of its stages."""
+    first = runs[0].stage  # "base" in a file from before the mini world's demo had a cold start
+    names = [f"{run.strategy}, {FIRST if run.stage == first else run.stage}" for run in runs]
+    by_seed = {(name, *run.seeds): run for name, run in zip(names, runs, strict=True)}
     seeds = sorted({seed for run in runs for seed in run.seeds})
     return {
         text: [
             round(_value(by_seed[claim.second, seed], claim) - _value(by_seed[claim.first, seed], claim), 6)
             for seed in seeds
         ]
-        for text, claim in claims.items()
-        if all((name, seed) in by_seed for name in (claim.first, claim.second) for seed in seeds)
+        for text, claim in CLAIMS.items()
     }
 
 
 def placed(runs: Sequence[RunSummary]) -> dict[str, Placed]:
-    """Return the mini world's claims of a run, by text; empty for a run elsewhere, which lacks some of them."""
-    found = effects(runs)
-    if found.keys() != CLAIMS.keys():
+    """Return the claims of a demo in the mini world, by text; empty if the reference seeds cannot be compared.
+
+    The reference seeds were run before the mini world's demo had a cold start.
+    """
+    if runs[0].stage == FIRST:
         return {}
     return {
         text: Placed(sum(here) / len(here), reference()[text], CLAIMS[text].margin)
-        for text, here in found.items()
+        for text, here in effects(runs).items()
         if not any(map(math.isnan, here))
     }

@@ -1,8 +1,8 @@
 """The demo: DeepRAG end to end, from a starting model to a page of results.
 
-Per seed: a cold start if the model needs it, the search of its knowledge boundary, Stage I (imitation), Stage II
-(calibration), and the evaluation of every stage. The demo uses the same engine, index and trainers as any other
-run. Steps that were completed earlier under the same recipe are read from the work directory.
+Per seed: a cold start, which teaches the format, the search of the model's knowledge boundary, Stage I (imitation),
+Stage II (calibration), and the evaluation of every stage. The demo uses the same engine, index and trainers as any
+other run. Steps that were completed earlier under the same recipe are read from the work directory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rag_train.eval.demo.claims import LAST, Compared, PairedClaim, clusters, compared, pooled
+from rag_train.eval.demo.claims import CLAIMS, FIRST, LAST, Compared, PairedClaim, clusters, pooled
 from rag_train.eval.demo.recipe import DemoRecipe, StageRecipe
 from rag_train.eval.demo.stages import Data, Stage, fine_tune, search
 from rag_train.eval.demo.world import Known, open_world
@@ -70,15 +70,16 @@ def run_demo(
     results = [asyncio.run(_run_seed(recipe, seed, work, scratch)) for seed in seeds]
     runs = [run for result in results for run in result.runs]
     first = results[0]
-    decided = claims(results, recipe.first_stage, one_world=recipe.atlas is not None)
+    decided = claims(results, one_world=recipe.atlas is not None)
     data = ReportData(
         title=f"DeepRAG in the {'atlas' if recipe.atlas else 'mini world'}",
+        in_mini_world=recipe.miniworld is not None,
         summary=_summary(recipe, seeds, results),
         claims=[Claim(text=claim.text, held=claim.held, evidence=claim.evidence) for claim in decided],
         runs=runs,
         curves=first.curves,
         timings=_timings([result.timings for result in results], time.perf_counter() - start),
-        examples=_examples(first, (recipe.first_stage, "stage 1", LAST)),
+        examples=_examples(first, (FIRST, "stage 1", LAST)),
         provenance=_provenance(recipe, seeds),
     )
     output.mkdir(parents=True, exist_ok=True)
@@ -103,7 +104,6 @@ async def _run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) ->
     known: Known = {}
     trajectories: dict[str, list[Trajectory]] = {}
     summaries: list[RunSummary] = []
-    first = recipe.first_stage
     questions = iter(world.train)
 
     @asynccontextmanager
@@ -132,51 +132,46 @@ async def _run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) ->
                     strategy=name,
                     stage=stage,
                     seed=seed,
-                    cot=trajectories[f"cot, {first}"],
+                    cot=trajectories.get(f"cot, {FIRST}"),
                     known=known if name.startswith("deeprag") else None,
                 )
             )
 
-    async def make_data(engine: VLLMEngine, data: Data, model: Path, settings: StageRecipe, **more: Any) -> Path:
+    async def make_data(engine: VLLMEngine, data: Data, model: Path, settings: StageRecipe) -> Path:
         sample = world.cold if data == "cold_start" else list(itertools.islice(questions, settings.questions))
         output, corpus = folder / f"{data}.jsonl", world.index.corpus_sha256
+        more = {"search": recipe.search, "cold_start": world.cold_start}
         with step(f"data, {data}"):
-            return await search(
-                data, model, sample, output, seed, engine, retriever, corpus, search=recipe.search, **more
-            )
+            return await search(data, model, sample, output, seed, engine, retriever, corpus, **more)
 
     def train(stage: Stage, settings: StageRecipe, model: Path, data: Path, name: str) -> TrainResult:
         with step(f"training, {name}"):
             return _train(stage, settings, model, data, folder / name.replace(" ", ""), seed)
 
-    async def begin(engine: VLLMEngine, model: Path) -> Path:
-        """Evaluate the first stage and search its boundary."""
-        await answer(engine, first, model, ["cot", "direct", "rag", "deeprag", "deeprag-retrieve"])
-        return await make_data(engine, "sft", model, recipe.stage1)
-
-    start, curves = world.model, list(world.curves)
-    async with serving(start) as engine:
+    async with serving(world.model) as engine:
+        if world.chat_template:
+            engine.tokenizer.chat_template = world.chat_template
         with step("knowledge"):
             known |= await world.known(engine, folder / "known.jsonl")
-        if recipe.cold_start is None:
-            records = await begin(engine, start)
-        else:
-            records = await make_data(engine, "cold_start", start, recipe.cold_start, cold_start=world.cold_start)
-    if recipe.cold_start is not None:
-        cold = train("sft", recipe.cold_start, start, records, "cold start")
-        curves.append(_curve("Cold start", cold, "loss"))
-        start = Path(cold.output_dir)
-        async with serving(start) as engine:
-            records = await begin(engine, start)
-    stage1 = train("sft", recipe.stage1, start, records, "stage 1")
+        records = await make_data(engine, "cold_start", world.model, recipe.cold_start)
+    cold = train("sft", recipe.cold_start, world.model, records, FIRST)
+    async with serving(folder / "coldstart") as engine:
+        baselines = [*world.instructed, "direct", "rag"]
+        await answer(engine, FIRST, folder / "coldstart", [*baselines, "deeprag", "deeprag-retrieve"])
+        records = await make_data(engine, "sft", folder / "coldstart", recipe.stage1)
+    stage1 = train("sft", recipe.stage1, folder / "coldstart", records, "stage 1")
     async with serving(folder / "stage1") as engine:
         await answer(engine, "stage 1", folder / "stage1", ["deeprag"])
         pairs = await make_data(engine, "pairs", folder / "stage1", recipe.stage2)
     stage2 = train("dpo", recipe.stage2, folder / "stage1", pairs, LAST)
     async with serving(folder / "stage2") as engine:
         await answer(engine, LAST, folder / "stage2", ["deeprag", "deeprag-retrieve", "deeprag-parametric"])
-    curves.append(_curve("Stage I, imitation learning", stage1, "loss"))
-    curves.append(_curve("Stage II, chain of calibration", stage2, "loss", "rewards/margins"))
+    curves = [
+        *world.curves,
+        _curve("Cold start", cold, "loss"),
+        _curve("Stage I, imitation learning", stage1, "loss"),
+        _curve("Stage II, chain of calibration", stage2, "loss", "rewards/margins"),
+    ]
     return SeedResult(summaries, trajectories, world.asked, known, curves, timings)
 
 
@@ -232,11 +227,8 @@ def _timer(timings: dict[str, float], seed: int) -> Callable[[str], Any]:
     return step
 
 
-def claims(results: Sequence[SeedResult], first: str, *, one_world: bool = False) -> list[PairedClaim]:
-    """Return the claims of `compared`, decided over the questions of all seeds.
-
-    The baselines ran on the model of stage ``first``. ``one_world``: see `clusters`.
-    """
+def claims(results: Sequence[SeedResult], *, one_world: bool = False) -> list[PairedClaim]:
+    """Return the `CLAIMS`, decided over the questions of all seeds. ``one_world``: see `clusters`."""
     about = clusters([result.questions for result in results], one_world=one_world)
 
     def scores(name: str) -> list[Score]:
@@ -250,9 +242,7 @@ def claims(results: Sequence[SeedResult], first: str, *, one_world: bool = False
             return paired_bootstrap_mcc(decisions(claim.first), decisions(claim.second), about)
         return paired_bootstrap(scores(claim.first), scores(claim.second), claim.measure, about)
 
-    return [
-        PairedClaim(text, difference(claim), claim.unit, claim.margin) for text, claim in compared(first).items()
-    ]
+    return [PairedClaim(text, difference(claim), claim.unit, claim.margin) for text, claim in CLAIMS.items()]
 
 
 def _curve(title: str, result: TrainResult, *keys: str) -> Curve:
@@ -291,19 +281,26 @@ def _examples(result: SeedResult, stages: Sequence[str], count: int = 6) -> list
 
 
 def _summary(recipe: DemoRecipe, seeds: Sequence[int], results: Sequence[SeedResult]) -> str:
-    facts = [known for result in results for known in result.known.values()]
+    facts = [
+        result.known[subquery]
+        for result in results
+        for subquery in {step.subquery for question in result.questions for step in question.decomposition}
+        if subquery in result.known
+    ]
     share = f"{sum(facts) / len(facts):.0%}" if facts else "none"
     if recipe.miniworld is not None:
-        model = f"A {recipe.miniworld.pretrain.layers}-layer language model trained from scratch in a made-up world"
-        knowledge = f"It knows {recipe.miniworld.world.known_share:.0%} of the facts."
+        layers = recipe.miniworld.pretrain.layers
+        model = f"A {layers}-layer language model, trained from scratch on the text of a made-up world"
+        knowledge = f"Of the facts behind the questions, it knows {share}."
     else:
         assert recipe.atlas is not None
         model = f"{recipe.atlas.model}, a pretrained model, and real facts about places and elements"
         knowledge = f"Of the facts behind the questions on which its answers agree, it knows {share}."
     return (
-        f"{model}. {knowledge} Tree search explores this knowledge boundary, which the model then learns by "
-        f"imitation (Stage I) and by calibration (Stage II). {recipe.test_questions} multi-hop {recipe.split} "
-        f"questions, {len(seeds)} seed{'s' if len(seeds) > 1 else ''}."
+        f"{model}. {knowledge} A cold start teaches it the format, with random decisions. Tree search explores its "
+        f"knowledge boundary, which it then learns by imitation (Stage I) and by calibration (Stage II). "
+        f"{recipe.test_questions} multi-hop {recipe.split} questions, "
+        f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from bisect import bisect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,16 +13,31 @@ from typing import Any
 from rag_train.atlas.facts import share
 from rag_train.data_synth.deeprag.cold_start import ColdStartConfig
 from rag_train.eval.demo.recipe import AtlasRecipe, DemoRecipe, MiniWorldRecipe
-from rag_train.eval.miniworld.lab import multi_hop
+from rag_train.eval.miniworld.lab import COMPARISONS_TAUGHT, chains, multi_hop
+from rag_train.eval.miniworld.lessons import PLAIN
 from rag_train.eval.pages.results import Curve, Series
+from rag_train.formats import deeprag, reader
 from rag_train.llm.base import LLM
 from rag_train.miniworld.pretrain import RECORD, pretrained
+from rag_train.miniworld.vocabulary import with_words
 from rag_train.miniworld.world import World, known_subqueries, write_world
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.schema import Question
 
 PARTS = (0.5, 0.75, 1.0)
 """Upper bounds of the shares of the atlas' countries for the cold start, Stage I and Stage II."""
+MARKERS = "\n".join(
+    [
+        deeprag.CONTEXT,
+        deeprag.QUESTION,
+        deeprag.FOLLOW_UP,
+        deeprag.SEARCH,
+        deeprag.INTERMEDIATE,
+        deeprag.FINAL,
+        reader.THOUGHT,
+    ]
+)
+"""How the lines of DeepRAG's and the reader's transcripts begin. The mini model's pretraining has none of them."""
 Known = dict[str, bool]
 """Whether the starting model knows the answer, by subquery. Subqueries on which it is uncertain are left out."""
 
@@ -32,26 +48,28 @@ class DemoWorld:
 
     Attributes:
         index: retriever of the corpus.
-        train: training questions, of which Stage I and Stage II take their own.
+        cold: training questions of the cold start.
+        train: other training questions, of which Stage I and Stage II take their own.
         asked: questions to answer.
         model: directory of the starting model.
         known: measures or looks up what the model behind an engine knows of the facts in ``asked``; the second
             argument is the file to which a measurement is written.
         engine: settings of the engine.
         instructed: strategies whose prompts begin with the method's instruction.
-        cold: other training questions, for the cold start.
+        chat_template: how the starting model is asked what it knows, if not as its tokenizer says.
         cold_start: settings of the cold-start examples.
         curves: how the starting model was trained, if the demo trained it.
     """
 
     index: BM25Index
+    cold: list[Question]
     train: list[Question]
     asked: list[Question]
     model: Path
     known: Callable[[LLM, Path], Awaitable[Known]]
     engine: dict[str, Any] = field(default_factory=dict)
     instructed: tuple[str, ...] = ()
-    cold: list[Question] = field(default_factory=list)
+    chat_template: str | None = None
     cold_start: ColdStartConfig = field(default_factory=ColdStartConfig)
     curves: list[Curve] = field(default_factory=list)
 
@@ -72,7 +90,7 @@ def _open_miniworld(
 ) -> DemoWorld:
     world = World(replace(settings.world, seed=seed))
     write_world(world, folder / "world")
-    base, _ = pretrained(world, replace(settings.pretrain, seed=seed), work / "base", scratch=scratch)
+    base, new = pretrained(world, replace(settings.pretrain, seed=seed), work / "base", scratch=scratch)
     losses = json.loads((base / RECORD).read_text())["losses"]
     curve = Curve(
         title="Mini model, from scratch",
@@ -84,15 +102,30 @@ def _open_miniworld(
     async def known(_: LLM, __: Path) -> Known:
         return known_subqueries(world)
 
+    extended = folder / "extended"
+    if new or not extended.exists():
+        temporary = folder / "extended.tmp"
+        with_words(base, [MARKERS], temporary)
+        shutil.rmtree(extended, ignore_errors=True)
+        temporary.rename(extended)
+    cold, train = training_questions(world, recipe)
     return DemoWorld(
         index=BM25Index.build(world.corpus()),
-        train=multi_hop(world.questions("train")),
+        cold=cold,
+        train=train,
         asked=multi_hop(world.questions(recipe.split))[: recipe.test_questions],
-        model=base,
+        model=extended,
         known=known,
         engine={"dtype": "float32", "kv_cache_bytes": 2**29},
+        chat_template=PLAIN,
         curves=[curve],
     )
+
+
+def training_questions(world: World, recipe: DemoRecipe) -> tuple[list[Question], list[Question]]:
+    """Return the mini world's questions for the cold start, and the chains for Stage I and Stage II."""
+    lessons = world.questions("lessons", comparisons=COMPARISONS_TAUGHT)
+    return lessons[: recipe.cold_start.questions], chains(world.questions("train"))
 
 
 def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path) -> DemoWorld:
@@ -107,10 +140,8 @@ def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path
     train = one_answer(questions(atlas, "train", seed))
     homes = {entity.name: home(atlas, entity).id for entity in atlas.entities.values()}
     cold, *searched = ([q for q in train if part(q, homes) == number] for number in range(len(PARTS)))
-    # The search keeps every trajectory that ends in the right answer. Comparisons have two answers to guess
-    # from: most of their kept trajectories would be wrong on the way.
     stages = zip((recipe.stage1, recipe.stage2), searched, strict=True)
-    chains = [[q for q in own if q.type == "chain"][: stage.questions] for stage, own in stages]
+    of_stages = [chains(own)[: stage.questions] for stage, own in stages]
 
     async def known(llm: LLM, output: Path) -> Known:
         measured = await measure(atlas, facts_of(atlas, asked), llm, output)
@@ -118,13 +149,13 @@ def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path
 
     return DemoWorld(
         index=BM25Index.build(corpus(atlas)),
-        train=[question for own in chains for question in own],
+        cold=as_mixed(cold, train, recipe.cold_start.questions),
+        train=[question for own in of_stages for question in own],
         asked=asked,
         model=checkpoint_of(settings.model, work),
         known=known,
         engine={"max_context": 2048},
         instructed=("cot",),
-        cold=as_mixed(cold, train, recipe.cold_start.questions) if recipe.cold_start else [],
         cold_start=ColdStartConfig(retrieve_share=settings.retrieve_share),
     )
 

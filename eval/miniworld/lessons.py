@@ -1,93 +1,46 @@
-"""Lessons that teach a mini model to run all systems and baselines: gold examples of every module, mixed with text
-of the kind that the model was pretrained on."""
+"""Lessons that teach a mini model the formats of all methods: examples of each method from the same questions."""
 
 from __future__ import annotations
 
 import json
-import random
 import re
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from rag_train.data_synth.modules import baselines, hanrag
-from rag_train.data_synth.modules.examples import retrieved, says, task_record
-from rag_train.data_synth.modules.registry import FACTORIES
-from rag_train.formats import hanrag as hanrag_format
-from rag_train.formats import planrag as planrag_format
-from rag_train.miniworld.text import END, TextSource
-from rag_train.miniworld.world import World
-from rag_train.retrieval.batching import AsyncRetriever
-from rag_train.schema import GoldStep, Segment, SFTRecord
+from rag_train.eval.demo.stages import search
+from rag_train.eval.miniworld.lab import PASSAGES, Lab
+from rag_train.eval.real.examples import gold_examples
+from rag_train.files import read_records
+from rag_train.schema import Segment, SFTRecord
 
 JSON = re.compile(r'\{|\[[\["{\]]')
 """The beginning of a JSON object or array. A bracket alone may begin one of Self-RAG's tokens."""
+PLAIN = "{{ messages[-1]['content'] }}"
+"""Chat template that leaves a question as it stands, as in the mini model's text: no marker, no worked example."""
 
 
-async def lessons(
-    world: World,
-    retriever: AsyncRetriever,
-    *,
-    questions: int,
-    compounds: int,
-    readings: int,
-    repeats: int,
-    passages: int = 3,
-) -> list[SFTRecord]:
-    """Return examples from training questions and facts, and documents of the kind used in pretraining.
+async def lessons(lab: Lab, base: Path) -> dict[str, list[SFTRecord]]:
+    """Return the examples of every method from the lab's lessons, by method; ``base`` is the pretrained checkpoint.
 
-    The examples come from ``questions`` multi-hop questions, a third as many single-hop questions, ``compounds``
-    compound questions and ``readings`` single facts. The ``repeats`` documents keep the model from forgetting.
+    DeepRAG's examples are the transcripts of its cold start, whose answers from memory are those of ``base``.
     """
-    training = world.questions("train")
-    several = [question for question in training if question.hops != 1]
-    single = [question for question in training if question.hops == 1]
-    asked = several[:questions] + single[: questions // 3]
-    out: list[SFTRecord] = []
-    for question in asked:
-        found = await retrieved(retriever, question, passages, entities=True)
-        for factory in (*FACTORIES.values(), baselines):
-            out += factory.gold_records(question, found, instructions=False)
-    for question in world.compounds("train", compounds):
-        found = await retrieved(retriever, question, passages)
-        for factory in (hanrag, baselines):
-            out += factory.gold_records(question, found, instructions=False)
-    rng = random.Random(world.config.seed)
-    facts = [fact for fact in world.facts if world.split.get(fact[0]) == "train"]
-    for subject, relation in rng.sample(facts, min(readings, len(facts))):
-        out += await _readings(retriever, world.follow(subject, (relation,))[0], passages)
-    out = [spaced(record) for record in out]
-    source = TextSource(world, world.config.seed + 1)
-    source.progress = 1.0
-    for i in range(repeats):
-        out.append(_repeat(source.document(), i))
-    return out
-
-
-async def _readings(retriever: AsyncRetriever, step: GoldStep, passages: int) -> list[SFTRecord]:
-    """Return examples of the generators' answers to one subquery.
-
-    These systems give short answers, while the model's own text has whole sentences, so reading for short answers
-    takes the most examples to learn.
-    """
-    found = await retriever.search(step.subquery, passages)
-    relevant = [passage for passage in found if says([passage], step.short)]
-    if not relevant:
-        return []
-    response = planrag_format.Response(Response=step.short)
-    examples = [
-        (planrag_format.ANSWER, planrag_format.answer_fields(step.subquery, found, []), response),
-        (hanrag_format.ANSWER, hanrag_format.answer_fields(step.subquery, relevant), step.short),
-    ]
-    return [
-        task_record(task, fields, answer, id=step.subquery, source="gold", instructions=False)
-        for task, fields, answer in examples
-    ]
+    questions = lab.lessons()
+    output = lab.folder / "cold_start.jsonl"
+    if not output.exists():
+        async with lab.serve(base) as engine:
+            engine.tokenizer.chat_template = PLAIN
+            corpus = lab.index.corpus_sha256
+            await search("cold_start", base, questions, output, lab.seed, engine, lab.retriever, corpus)
+    examples = await gold_examples(questions, lab.retriever, PASSAGES)
+    # The cold start also has tasks of the reader, which is a method of its own here.
+    examples["deeprag"] = [record for record in read_records(output, SFTRecord) if not record.task]
+    return {method: [spaced(record) for record in records] for method, records in examples.items()}
 
 
 def spaced(record: SFTRecord) -> SFTRecord:
     """Return the record with a space at the start of every JSON string of its answer.
 
-    In the model's vocabulary, a name is one token only after a space.
+    In the model's vocabulary, a name is made of whole words only after a space.
     """
     *lead, answer = record.segments
     if not JSON.match(answer.text):
@@ -106,15 +59,3 @@ def _with_space(value: Any) -> Any:
         case dict():
             return {key: _with_space(item) for key, item in value.items()}
     return value
-
-
-def _repeat(document: Sequence[Segment], number: int) -> SFTRecord:
-    segments = [Segment(text=s.text.removesuffix(END), trained=s.trained) for s in document]
-    segments = [segment for segment in segments if segment.text]
-    return SFTRecord(
-        id=f"repeat-{number}",
-        prompt="",
-        completion="".join(segment.text for segment in segments),
-        segments=segments,
-        source="gold",
-    )

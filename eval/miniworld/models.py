@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,14 +12,15 @@ from rag_train.data_synth.deeprag.examples import PairVariant
 from rag_train.data_synth.deeprag.search import SearchConfig
 from rag_train.eval.demo.stages import fine_tune, search
 from rag_train.eval.miniworld import students
-from rag_train.eval.miniworld.lab import Lab
+from rag_train.eval.miniworld.lab import Lab, chains
 from rag_train.eval.miniworld.lessons import lessons
 from rag_train.eval.miniworld.students import Student
-from rag_train.files import write_records
+from rag_train.eval.real.examples import equal_shares
+from rag_train.files import write_records, write_text
+from rag_train.llm.checkpoint import load_tokenizer
 from rag_train.miniworld.pretrain import PretrainConfig, pretrained
 from rag_train.miniworld.vocabulary import with_words
 from rag_train.progress import console
-from rag_train.schema import SFTRecord
 from rag_train.strategies.baselines import selfrag
 from rag_train.training.recipe import DPORecipe, SFTRecipe
 from rag_train.training.result import RESULT
@@ -31,12 +32,14 @@ calibrate)."""
 Model = Literal["base", "taught", "student", Stage, Student]
 """Names of the models.
 
-- base: the pretrained model.
-- taught: the base model, taught every module's and baseline's format by gold examples.
-- student: the same with few examples, so that a teacher's data can improve it.
-- the `Stage`s: the base model trained by DeepRAG.
+- base: the pretrained model, which knows no method's format.
+- taught: the base model after the lessons, equal shares of the examples of all methods.
+- student: the same with small shares, so that a teacher's data can improve it.
+- the `Stage`s: the model taught, trained by DeepRAG.
 - the `Student`s: models fine-tuned on a teacher's examples.
 """
+TOKENS = "tokens.json"
+"""File in the lab's folder: the tokens of each method's examples, for ``taught`` and ``student``."""
 
 PAIRS: dict[str, PairVariant] = {"all-nodes": "all_nodes", "sentence-wise": "sentence_wise"}
 """Pairs of a variant of Stage II."""
@@ -54,21 +57,21 @@ async def checkpoint(lab: Lab, name: str) -> Path:
     if name in get_args(Stage):
         await _train_deeprag(lab, name, directory)
     elif name in ("taught", "student"):
-        n = lab.settings.lessons if name == "taught" else lab.settings.few
-        records = await lessons(
-            lab.world, lab.retriever, questions=n, compounds=n // 2, readings=n * 15, repeats=n * 4
-        )
-        await _teach(lab, await checkpoint(lab, "base"), records, directory)
+        await _imitate(lab, await _with_lessons(lab), directory)
     else:
         records = await students.examples(lab, name, teacher=await checkpoint(lab, "taught"))
         start = await checkpoint(lab, "taught" if name == "examiner" else "student")
-        await _teach(lab, start, records, directory)
+        extended = lab.folder / f"{name}-extended"
+        write_records(lab.folder / f"{name}.jsonl", records)
+        with_words(start, (record.prompt + record.completion for record in records), extended)
+        await _imitate(lab, extended, directory)
+        shutil.rmtree(extended)
     return directory
 
 
 async def _train_deeprag(lab: Lab, name: str, output: Path) -> None:
     stage, _, variant = name.partition("-")
-    start = await checkpoint(lab, "base" if stage == "stage1" else "stage1")
+    start = await checkpoint(lab, "taught" if stage == "stage1" else "stage1")
     data = await _search(lab, stage, variant, start)
     settings: dict[str, Any]
     if stage == "stage1":
@@ -86,7 +89,7 @@ async def _search(lab: Lab, stage: str, variant: str, model: Path) -> Path:
     output = lab.folder / f"{stage}-{variant or 'paper'}.jsonl"
     if output.exists():
         return output
-    size, training = lab.settings.searched, lab.multi_hop("train")
+    size, training = lab.settings.searched, chains(lab.world.questions("train"))
     asked = training[:size] if stage == "stage1" else training[size : 2 * size]
     kind = "sft" if stage == "stage1" else "pairs"
     settings = {
@@ -98,12 +101,24 @@ async def _search(lab: Lab, stage: str, variant: str, model: Path) -> Path:
         return await search(kind, model, asked, output, lab.seed, engine, lab.retriever, corpus, **settings)
 
 
-async def _teach(lab: Lab, start: Path, records: Sequence[SFTRecord], output: Path) -> None:
-    """Extend the vocabulary of ``start`` by the words of ``records``, then train on them."""
-    data, extended = lab.folder / f"{output.name}.jsonl", lab.folder / f"{output.name}-extended"
-    write_records(data, records)
-    texts = (record.prompt + record.completion for record in records)
-    with_words(start, texts, extended, selfrag.TOKENS)
+async def _with_lessons(lab: Lab) -> Path:
+    """Write the lessons of ``taught`` and ``student``, and return the base model with all of their words."""
+    extended, counts = lab.folder / "extended", {}
+    if not (lab.folder / TOKENS).is_file():
+        base = await checkpoint(lab, "base")
+        examples = await lessons(lab, base)
+        texts = (record.prompt + record.completion for records in examples.values() for record in records)
+        with_words(base, texts, extended, selfrag.TOKENS)
+        tokenizer = load_tokenizer(str(extended))
+        for name, tokens in (("taught", lab.settings.tokens), ("student", lab.settings.few)):
+            drawn, counts[name] = equal_shares(examples, tokenizer, tokens, lab.seed)
+            write_records(lab.folder / f"{name}.jsonl", drawn)
+        write_text(lab.folder / TOKENS, json.dumps(counts))
+    return extended
+
+
+async def _imitate(lab: Lab, start: Path, output: Path) -> None:
+    """Train ``start`` on the records in ``output``'s name next to it."""
+    data = lab.folder / f"{output.name}.jsonl"
     settings: dict[str, Any] = {"lr": 1e-3, "epochs": 3, "sft": SFTRecipe(pack_tokens=2048)}
-    await asyncio.to_thread(fine_tune, "sft", extended, data, output, lab.seed, **settings)
-    shutil.rmtree(extended)
+    await asyncio.to_thread(fine_tune, "sft", start, data, output, lab.seed, **settings)

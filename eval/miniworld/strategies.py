@@ -1,10 +1,11 @@
 """Every strategy on the mini world, over one model, one retriever and the same questions.
 
-Gold examples of training questions teach the mini model the formats of the systems that are made of modules.
+The model was taught the formats of all methods, with the same number of tokens for each.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rag_train.eval.metrics.scores import score
 from rag_train.eval.metrics.summary import summarize
 from rag_train.eval.miniworld.answers import Request, ask
 from rag_train.eval.miniworld.lab import Lab, Settings
+from rag_train.eval.miniworld.models import TOKENS
 from rag_train.progress import console
 from rag_train.provenance import save_result
 from rag_train.schema import Trajectory
@@ -59,7 +61,8 @@ async def run(seed: int, settings: Settings, output: Path) -> None:
             }
         )
     console.print(main_table(summaries))
-    result = {"seed": seed, "split": settings.split, "lessons": settings.lessons, "rows": rows}
+    tokens = json.loads((lab.folder / TOKENS).read_text())["taught"]
+    result = {"seed": seed, "split": settings.split, "lessons": settings.lessons, "tokens": tokens, "rows": rows}
     save_result(output / "strategies.json", result)
 
 

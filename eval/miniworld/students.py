@@ -1,7 +1,7 @@
 """The training examples of the mini world's students, which a teacher makes from training questions.
 
-The teacher is the model that was taught all formats from many gold examples. A student, the same base model taught
-with few of them, is fine-tuned on the teacher's examples.
+The teacher is the model that was taught all methods with large shares of examples. A student, the same base model
+taught with small ones, is fine-tuned on the teacher's examples.
 """
 
 from __future__ import annotations

@@ -94,6 +94,8 @@ class ReportData(Record):
     """All data of the page; ``runs`` has a summary per strategy, stage and seed."""
 
     title: str
+    in_mini_world: bool = Field(default_factory=lambda data: data["title"].endswith("mini world"))
+    """Whether the claims are compared with the reference seeds. In a file without this field, the title tells."""
     summary: str
     claims: list[Claim]
     runs: list[RunSummary]
@@ -123,7 +125,7 @@ def load_results(path: Path) -> ReportData:
 
 def write_report(path: Path, results: ReportData) -> None:
     """Write the page of ``results`` to ``path``, creating its folder."""
-    runs, found = pool(results.runs), placed(results.runs)
+    runs, found = pool(results.runs), placed(results.runs) if results.in_mini_world else {}
     tables = [make(runs) for make in (main_table, decision_table, hops_table, cause_table, cost_table)]
     page = template("eval/pages/results.html.jinja").render(
         data=results,

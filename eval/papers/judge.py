@@ -209,7 +209,7 @@ def _measured(
         metrics=[" against ".join(dict.fromkeys((first.metric, second.metric)))],
         questions=list(dict.fromkeys(request.questions for request in first.requests if request)),
     )
-    if why := _not_run(measurements, rows, (first, second), columns):
+    if why := _not_run(measurements, rows, (first, second)):
         return comparison.model_copy(update={"why": why})
     effect, seeds = measurements.difference(first, second)
     if isnan(effect.mean):
@@ -222,16 +222,11 @@ def _measured(
     )
 
 
-def _not_run(
-    measurements: Measurements, rows: tuple[Row, Row], measures: tuple[RowMeasure, RowMeasure], columns: Columns
-) -> str:
+def _not_run(measurements: Measurements, rows: tuple[Row, Row], measures: tuple[RowMeasure, RowMeasure]) -> str:
     """Return why two rows cannot be compared; empty if they can."""
     for measure in measures:
         if measure.metric in UNMEASURED:
             return f"{measure.metric} needs {UNMEASURED[measure.metric]}"
-    lacking = [measurements.sources[0].lacks(column.dataset) for pair in columns for column in pair]
-    if all(lacking):
-        return f"no questions about {' or '.join(dict.fromkeys(lacking))}"
     for row, measure in zip(rows, measures, strict=True):
         if not measurements.answered(measure):
             return f"no answers for {row.name!r}"

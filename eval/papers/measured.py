@@ -96,8 +96,7 @@ class Measurements:
     def wanted(self, tables: Iterable[PublishedTable]) -> list[Request]:
         """Return all requests of the tables, each once."""
         wanted = dict.fromkeys(request for table in tables for request in self.requests(table))
-        # The base model's own answers show what it knows (DeepRAG, Table 3).
-        return list(wanted | dict.fromkeys(_cot(request.questions) for request in wanted))
+        return list(wanted | dict.fromkeys(self._cot(request.questions) for request in wanted))
 
     async def run(self, tables: Iterable[PublishedTable]) -> None:
         """Answer all requests of the tables."""
@@ -194,7 +193,7 @@ class Measurements:
         asked, answered, scores = answers.questions[seed], answers.trajectories[seed], answers.scores[seed]
         match measure.metric:
             case "decision_f1" | "decision_accuracy" | "balanced_accuracy" | "mcc":
-                cot = self.answers[_cot(request.questions)].trajectories[seed]
+                cot = self.answers[self._cot(request.questions)].trajectories[seed]
                 rows = [counts.table for counts in cot_counts(asked, answered, cot)]
             case "retrievals_correct" | "retrievals_incorrect":
                 right = measure.metric == "retrievals_correct"
@@ -210,6 +209,10 @@ class Measurements:
                 rows = [(value or 0, value is not None) for value in values]
         return np.array(rows, dtype=np.float64)
 
+    def _cot(self, questions: str) -> Request:
+        """Return the request for the answers that show what the model knows (DeepRAG, Table 3)."""
+        return Request(self.sources[0].start, "cot", questions)
+
     def _clusters(self, measure: RowMeasure) -> Iterator[str]:
         for request in filter(None, measure.requests):
             for question in self.answers[request].questions[0]:
@@ -218,8 +221,3 @@ class Measurements:
 
 def _scale(metric: str) -> float:
     return 100.0 if metric in PERCENT else 1.0
-
-
-def _cot(questions: str) -> Request:
-    """Return the request for the base model's own answers, without retrieval."""
-    return Request("base", "cot", questions)

@@ -11,7 +11,7 @@ from rag_train.errors import UserError
 from rag_train.eval.matrix.answers import Answers
 from rag_train.eval.matrix.estimate import CellEstimate, bound, estimate_cell
 from rag_train.eval.miniworld.answers import Request, ask, stored
-from rag_train.eval.miniworld.lab import QUESTION_SETS, Lab, Settings
+from rag_train.eval.miniworld.lab import PASSAGES, QUESTION_SETS, Lab, Settings
 from rag_train.eval.papers.printed import PublishedTable, Row
 from rag_train.progress import console
 from rag_train.questions.load import at_most, load_questions
@@ -22,26 +22,20 @@ from rag_train.strategies.kit import KitConfig, open_kit
 from rag_train.strategies.registry import build
 
 T = TypeVar("T")
-PASSAGES = 3
-"""Passages of a retrieval in the mini world."""
 
 STANDS_FOR: dict[str, str] = {
     "hotpotqa": "two-hop",
-    "2wikimultihopqa": "comparison",
+    "2wikimultihopqa": "mixed",
     "musique": "deep",
     "bamboogle": "two-hop",
     "strategyqa": "comparison",
     "compound": "compound",
+    "cag": "changed",
+    "popqa": "rare",
+    "popqa-longtail": "rare",
+    "triviaqa": "known",
 }
 """Question set of the mini world that stands for a dataset; all other datasets are represented by single hops."""
-
-SPECIAL: dict[str, str] = {
-    "cag": "facts that changed after pretraining",
-    "popqa": "rare entities",
-    "triviaqa": "facts that most models know",
-}
-"""What is special about a dataset's questions, where the single hops that represent it are not. A claim about such
-datasets alone is not run."""
 
 MODELS: dict[tuple[str, str, str], str] = {
     ("cot", "sft", ""): "taught",
@@ -71,6 +65,9 @@ ROLES: dict[tuple[str, str, str], tuple[str, str]] = {
 class Source(Protocol):
     """A source of answers: one seed of the mini world, or real checkpoints."""
 
+    start: str
+    """Name of the model from which all methods start."""
+
     @property
     def world_seed(self) -> int | None:
         """The seed of the mini world; None for real models and questions."""
@@ -78,10 +75,6 @@ class Source(Protocol):
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of the measurement."""
-        ...
-
-    def lacks(self, dataset: str | None) -> str:
-        """Return what is special about a dataset's questions but not about those that represent it."""
         ...
 
     def about(self) -> list[str]:
@@ -112,6 +105,8 @@ class Source(Protocol):
 class MiniWorldSource:
     """One seed of the mini world."""
 
+    start = "taught"
+
     def __init__(self, seed: int, settings: Settings):
         self.lab = Lab(seed, settings)
         self.world_seed = seed
@@ -119,48 +114,50 @@ class MiniWorldSource:
     def settings(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self.lab.settings).items() if name != "work"}
 
-    def lacks(self, dataset: str | None) -> str:
-        return SPECIAL.get(dataset or "", "")
-
     def about(self) -> list[str]:
-        settings = self.lab.settings
+        settings, world = self.lab.settings, self.lab.world
+        known, outdated = (len(facts) / len(world.facts) for facts in (world.known, world.outdated))
         datasets = {
             name: [d for d, stands_for in STANDS_FOR.items() if stands_for == name] for name in QUESTION_SETS
         }
         return [
             "These numbers were measured in the mini world: its films and people are invented, and its models have "
-            "about one million parameters and were pretrained on about half of the facts. Only orderings can be "
-            "compared with the papers, not numbers.",
+            f"about two million parameters. They were taught {known:.0%} of the facts, and of another "
+            f"{outdated:.0%} a value that has changed since. Only orderings can be compared with the papers, not "
+            "numbers.",
             "Each dataset is represented by questions of the same kind: "
             + "; ".join(
                 f"{' and '.join(names)} by {QUESTION_SETS[name]}" for name, names in datasets.items() if names
             )
             + f"; all other datasets by {QUESTION_SETS['single']}. There are {settings.questions} questions of "
-            "each kind per seed, about films and people that no training question mentions.",
-            "DeepRAG's stages are trained on the results of its search, as in the paper. A model of this size "
-            "cannot be prompted. All other systems and baselines therefore run on a model that was taught every "
-            f"format from {settings.lessons} annotated training questions: their rows show how well a method works "
-            "when its modules are followed, not how well a model follows prompts.",
-            f"The student was taught with {settings.few} questions. It represents DualRAG's small model, and is "
-            f"fine-tuned on what the taught model generates from {settings.taught} questions; so is PlanRAG's "
-            "planner. CoT is answered by the pretrained model, CoT* by the taught model.",
+            "each kind per seed, or as many as the world has, about films and people that no training question "
+            "mentions.",
+            "A model of this size cannot be prompted, and its pretraining text has no method's format. All methods "
+            "therefore run on a model that was taught every format with the same number of tokens "
+            f"({settings.tokens:,} a method, or as many as there are) from the same {settings.lessons:,} annotated "
+            "questions and a sixth as many compound ones. DeepRAG's part is its cold start, whose decisions are "
+            "random. The rows show how well a method works when its modules are followed, not how well a model "
+            "follows prompts.",
+            "DeepRAG's stages start from there. They are trained on the results of its search, as in the paper, of "
+            f"{settings.searched} questions each about films and people that no lesson mentions. The student was "
+            f"taught with {settings.few:,} tokens a method. It represents DualRAG's small model, and is fine-tuned "
+            f"on what the taught model makes of {settings.taught} such questions; so is PlanRAG's planner. CoT and "
+            "CoT* are the same model.",
             "The sparse and the dense searcher are both BM25 (with and without Lucene's query syntax), because in "
             "the mini world words are the only meaning. Nothing is on the web. The proxy for what a model knows "
-            "(DeepRAG, Table 3) is the pretrained model's CoT.",
+            "(DeepRAG, Table 3) is the taught model's CoT.",
         ]
 
     def default_model(self, row: Row, table: PublishedTable) -> str | None:
         """Return the model that was taught every format, because the base model cannot be prompted.
 
-        There are two exceptions: the base model answers CoT in tables that also have a fine-tuned CoT, and the
-        student represents the small model that DualRAG improves with a large model's data. Nothing is on the web.
+        In tables with a fine-tuned DualRAG, the student represents the small model that DualRAG improves with a
+        large model's data. Nothing is on the web.
         """
         if row.strategy == "levelrag-web" or row.retriever == "web":
             return None
         tuned = {other.strategy for other in table.rows if other.group == row.group and other.trained == "sft"}
-        if "dualrag" in tuned:
-            return "student"
-        return "base" if row.strategy in tuned & {"cot", "cot-retrieve"} else "taught"
+        return "student" if "dualrag" in tuned else self.start
 
     def question_set(self, dataset: str) -> str:
         return STANDS_FOR.get(dataset, "single")
@@ -195,12 +192,10 @@ class CheckpointSource:
     seed: int
     work: Path
     world_seed = None
+    start = "base"
 
     def settings(self) -> dict[str, Any]:
         return {"models": dict(self.models), "sample": self.sample, "seed": self.seed}
-
-    def lacks(self, dataset: str | None) -> str:
-        return ""
 
     def about(self) -> list[str]:
         models = ", ".join(f"{name} is {model}" for name, model in self.models.items())
@@ -209,7 +204,7 @@ class CheckpointSource:
         return [f"Models: {models}.", f"Questions: {files}, {sample} of each (seed {self.seed})."]
 
     def default_model(self, row: Row, table: PublishedTable) -> str | None:
-        return "base"
+        return self.start
 
     def question_set(self, dataset: str) -> str:
         return dataset

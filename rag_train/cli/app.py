@@ -136,7 +136,7 @@ def demo(
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Run the whole of DeepRAG: search, both training stages, evaluation, and a results page.
+    """Run the whole of DeepRAG: cold start, search, both training stages, evaluation, and a results page.
 
     The mini world takes minutes on two cores, the atlas (--atlas) about three quarters of an hour.
     """

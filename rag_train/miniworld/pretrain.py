@@ -11,7 +11,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from rag_train.miniworld.muon import Muon
 from rag_train.miniworld.recipe import PretrainConfig
 from rag_train.miniworld.text import VERSION, TextSource, build_tokenizer
 from rag_train.miniworld.world import World
@@ -29,7 +30,8 @@ from rag_train.provenance import code_version, machine
 from rag_train.training.masking import IGNORE, encode_segments
 
 SHIPPED = Path(__file__).parent / "checkpoint"
-"""Checkpoints shipped with the package, named by the hash of their recipe; made by `rag-train demo --scratch`."""
+"""Checkpoints shipped with the package, of seed 0: ``base`` is the mini model. ``controller`` is the same after the
+demo's cold start: it writes DeepRAG's transcript, with decisions at random."""
 
 RECORD = "pretrain.json"
 """File in a checkpoint that records its recipe and its training."""
@@ -89,9 +91,11 @@ def seed_reading(model: Qwen2ForCausalLM) -> None:
     From this initialization the model learns to read within minutes; from random weights it did not learn to read
     in 12 million tokens. The idea follows Trockman & Kolter (2023).
 
-    The heads of layer 1 attend to the tokens 1, 2, 3 and 4 positions back and write each into its own subspace. The
-    heads of layer 2 compare these subspaces in dimensions that rotate slowly: a token after "The R of X is" attends
-    to a token after the same words and copies it. Training makes the circuit precise and learns when to use it.
+    Head n of layer 1 attends to the token n positions back and writes it into a subspace of its own. The heads of
+    layer 2 compare these subspaces in dimensions that rotate slowly. After "The R of X Y is", where X Y is a name
+    of two words, they attend to a token that comes after the same words, and copy it; other heads do the same after
+    names of one word, and after the first word of the value. Training makes the circuit precise and learns when to
+    use it.
     """
     config, layers = cast(Any, model.config), cast(Any, model.model.layers)  # torch's types are wider
     width, heads = config.hidden_size, config.num_attention_heads
@@ -119,37 +123,48 @@ def seed_reading(model: Qwen2ForCausalLM) -> None:
     for head, copy in enumerate(copied):
         at = slice(head * size, (head + 1) * size)
         codes = orthonormal(size, size)[: int(slow.sum())]
-        one, two, three, four = ((codes @ subspace) for subspace in subspaces[:4])
-        subject = len(codes) * 2 // 3  # dimensions for the subject; the others are for the relation
+        # A token's own embedding is half as large as what layer 1 writes.
+        tokens = [2 * codes @ seen, *(codes @ subspace for subspace in subspaces)]
         query, key = torch.zeros(size, width), torch.zeros(size, width)
-        query[slow] = torch.cat([1.7 * one[:subject], 2.2 * three[subject:]])
-        key[slow] = torch.cat([1.7 * two[:subject], 2.2 * four[subject:]])
+        query[slow], key[slow] = _compared(tokens, MATCHES[head % len(MATCHES)])
         match.q_proj.weight[at], match.k_proj.weight[at] = query, key
         match.v_proj.weight[at] = copy
         match.o_proj.weight[:, at] = 0.12 * copy.T
 
 
+MATCHES = ((1, 2, 4), (1, 2, 4), (1, 3), (0, 2, 5))
+"""Tokens that the heads of layer 2 compare, by their distance from the place where the next token is predicted: the
+name's two words and the relation (twice), the name's one word and the relation, and the value's first word, the
+name's last and the relation."""
+
+
+def _compared(tokens: Sequence[torch.Tensor], distances: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return query and key weights that compare the tokens at ``distances`` from the query with those one further
+    from the key. The dimensions are shared out equally."""
+    parts = torch.arange(len(tokens[0])).tensor_split(len(distances))
+    query = [2.0 * tokens[distance][part] for distance, part in zip(distances, parts, strict=True)]
+    key = [2.0 * tokens[distance + 1][part] for distance, part in zip(distances, parts, strict=True)]
+    return torch.cat(query), torch.cat(key)
+
+
 def pretrain(world: World, config: PretrainConfig, on_step: Callable[[int, float], None]):
     """Train the model from scratch and return (model, tokenizer). Calls ``on_step(step, loss)`` after every step.
 
-    Uses AdamW with a warm-up, a constant learning rate and a linear cool-down, and bf16 autocast over float32
-    weights where the processor has bf16. With many small steps, the model learns to read earlier than with few
-    large steps over the same number of tokens.
+    Uses Muon for the layers' matrices and AdamW for all else, with a warm-up, a constant learning rate and a linear
+    cool-down, and bf16 autocast over float32 weights where the processor has bf16.
     """
     tokenizer = build_tokenizer(world)
     model = build_model(config, tokenizer)
     seed_reading(model)
     source = TextSource(world, config.seed)
     batches = packed_rows(source, tokenizer, config)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, fused=True
-    )
+    optimizers = _optimizers(model, config)
     bf16 = has_bf16()
     for step in range(config.steps):
         source.progress = step / config.steps
         left = 1 - source.progress
         scale = min(1.0, (step + 1) / (config.warmup * config.steps), left / config.cooldown)
-        for group in optimizer.param_groups:
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = config.lr * scale
         ids, labels, positions = next(batches)
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
@@ -159,24 +174,40 @@ def pretrain(world: World, config: PretrainConfig, on_step: Callable[[int, float
         loss = F.cross_entropy(logits.float(), labels[trained])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         on_step(step, loss.item())
     return model.eval(), tokenizer
+
+
+def _optimizers(model: Qwen2ForCausalLM, config: PretrainConfig) -> list[torch.optim.Optimizer]:
+    """Return Muon for the layers' matrices, and AdamW for all other parameters."""
+    layers = {id(parameter) for parameter in cast(Any, model.model.layers).parameters() if parameter.ndim == 2}
+    matrices = [parameter for parameter in model.parameters() if id(parameter) in layers]
+    others = [parameter for parameter in model.parameters() if id(parameter) not in layers]
+    decay = config.weight_decay
+    return [
+        Muon(matrices, lr=config.lr, weight_decay=decay),
+        torch.optim.AdamW(others, lr=config.lr, betas=(0.9, 0.95), weight_decay=decay, fused=True),
+    ]
 
 
 def pretrained(world: World, config: PretrainConfig, cache: Path, *, scratch: bool = False) -> tuple[Path, bool]:
     """Return the mini model's checkpoint directory, and whether the model had to be trained.
 
-    A model with the same recipe is taken from ``cache`` or, unless ``scratch`` is true, from the checkpoints
-    shipped with the package. Otherwise it is trained, with a progress bar, and saved in ``cache``.
+    A model with the same recipe is taken from ``cache`` or, unless ``scratch`` is true, from the package. Otherwise
+    it is trained, with a progress bar, and saved in ``cache``.
     """
     recipe = {"world": asdict(world.config), "pretrain": asdict(config), "text": VERSION}
+    recipe = json.loads(json.dumps(recipe))  # tuples become lists, as in the record
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
     target = cache / key
-    for directory in (target,) if scratch else (target, SHIPPED / key):
+    for directory in (target,) if scratch else (target, SHIPPED / "base"):
         if (directory / RECORD).is_file():
-            return directory, False
+            made_with = json.loads((directory / RECORD).read_text(encoding="utf-8"))
+            if all(made_with.get(name) == value for name, value in recipe.items()):
+                return directory, False
     losses: list[tuple[int, float]] = []
     recent: list[float] = []
     start = time.perf_counter()
@@ -193,7 +224,8 @@ def pretrained(world: World, config: PretrainConfig, cache: Path, *, scratch: bo
         model, tokenizer = pretrain(world, config, on_step)
     temporary = cache / f"{key}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
-    model.save_pretrained(temporary)
+    # With the precision of half floats, the file compresses to half of its size.
+    model.half().float().save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
     record = recipe | {
         "losses": losses,

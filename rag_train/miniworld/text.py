@@ -1,21 +1,23 @@
 """The mini model's training text and tokenizer.
 
-The model sees facts only in ``statements``, ``direct`` answers and parametric steps, which use only known facts.
-Reading and decomposing are taught on *re-paired* facts: passages whose values are drawn anew for every document, so
-that memory cannot replace reading. The decision to retrieve is random and independent of whether the fact is known,
-so that the model learns the grammar of the decision, but not when to retrieve. For the same reason, a document that
-stops before an unknown value has no end-of-text token.
+The text teaches facts, what questions mean, reading and reasoning, in plain sentences: no method's transcript, no
+marker of a prompt, and no decision to retrieve. The model sees facts only in ``statements``, ``quiz`` and
+``thought``, which use only facts that it is to know, with outdated values for facts that changed later. Reading and
+reasoning are taught on *re-paired* facts, whose values are drawn anew for every document, so that memory cannot
+replace reading.
+
+Questions and answers stand in many layouts, with random words around them (`TextSource.framed`). A model that saw a
+single layout recalls its facts in that layout only, and forgets them when it is fine-tuned on another.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rag_train.formats import deeprag, reader
 from rag_train.miniworld.world import CHAINS, COMPARISONS, RELATIONS, SPLITS, Fact, World, statement, subquery
 from rag_train.schema import Passage, Segment
 
@@ -25,7 +27,7 @@ COPYING = 0.1
 """Share of the training, at its beginning, that consists only of copying documents."""
 
 END = "<|endoftext|>"
-VERSION = 2
+VERSION = 7
 """Version of the training text. Increase it whenever the documents change, so that older models are not reused."""
 
 STOP = Segment(text=END, trained=True)
@@ -65,15 +67,25 @@ def build_tokenizer(world: World) -> PreTrainedTokenizerFast:
 def _sample_of_everything(world: World) -> Iterator[str]:
     """Yield texts that together contain every word of the world in all positions that it can take."""
     names = [name for kind in world.entities.values() for name in kind]
-    yield from (f" {name}" for name in names)
+    for name in names:
+        yield f" {name}\n{name}: {name}\n"
     yield from (" " + passage.text.partition(" ")[2] + "\n" for passage in world.corpus())
     for relation in RELATIONS:
-        yield f" {subquery(relation, names[0])}\n{statement(relation, names[0], names[1])} The"
+        query = subquery(relation, names[0])
+        yield f" {query}\n{query}\n{statement(relation, names[0], names[1])} The"
     for wordings in (*CHAINS.values(), *COMPARISONS.values()):
-        yield from (" " + wording.format(x=names[0], y=names[1]) + "\n" for wording in wordings)
-    yield " yes no\n"
-    yield f"{deeprag.QUESTION}\n{deeprag.FOLLOW_UP}\n{deeprag.SEARCH}\n{deeprag.CONTEXT}\n"
-    yield f"{deeprag.INTERMEDIATE}\n{deeprag.FINAL}\n{reader.THOUGHT}\n"
+        for wording in wordings:
+            yield " " + wording.format(x=names[0], y=names[1]) + "\n" + wording.format(x=names[0], y=names[1])
+    yield "".join(f" {word}\n{word}: {word}, {word}.\n" for word in FILLERS)
+    yield f" yes no\n{ASKED} {names[0]} {ASKS}\n{THINKING} {names[0]} {CONCLUSION} and the"
+
+
+FILLERS = [f"{a}{b}{c}" for a in "bdkm" for b in ("ari", "elo", "ino", "usa") for c in ("l", "n", "r", "t")]
+"""Words without a meaning, of which the layouts of questions and answers are made."""
+ASKED, ASKS = "The question:", "This asks for the"
+"""Words around a question that is explained."""
+THINKING, CONCLUSION = "Step by step:", "So the answer is"
+"""Words before a question that is answered by thinking aloud, and before its answer."""
 
 
 class TextSource:
@@ -87,77 +99,119 @@ class TextSource:
         self.rng = random.Random(f"text-{seed}")
         self.progress = 0.0
         self.subjects = [e for kind in ("film", "person", "city") for e in world.entities[kind]]
-        self.known = sorted(world.known)
+        self.learned = sorted(world.known | world.outdated.keys())
         self.train_roots = {
-            kind: [e for e in world.entities[kind] if world.split.get(e) == SPLITS[0]]
+            kind: [e for e in world.entities[kind] if world.split.get(e) in SPLITS[:2]]
             for kind in ("film", "person")
         } | {"city": world.entities["city"]}
-        self.known_by_subject: dict[str, list[str]] = {}
-        for subject, relation in self.known:
-            self.known_by_subject.setdefault(subject, []).append(relation)
-        # Famous entities are also mentioned more often.
+        self.learned_by_subject: dict[str, list[str]] = {}
+        for subject, relation in self.learned:
+            self.learned_by_subject.setdefault(subject, []).append(relation)
+        # Famous entities are mentioned more often.
         self.mentions = {
-            kind: [name for name in names for _ in range(3 if self.is_famous(name, kind) else 1)]
+            kind: [name for name in names for _ in range(3 if name in world.famous else 1)]
             for kind, names in world.entities.items()
         }
-
-    def is_famous(self, name: str, kind: str) -> bool:
-        """Whether more than half of the facts about an entity are known."""
-        return 2 * len(self.known_by_subject.get(name, [])) > len(self.world.relations_of(kind))
+        self.namesakes: dict[tuple[str, str], list[str]] = {}
+        for kind, names in world.entities.items():
+            for name in names:
+                for word in name.split():
+                    self.namesakes.setdefault((kind, word), []).append(name)
 
     def document(self) -> Document:
         """Draw a document of any kind."""
         if self.progress < COPYING:
             return self.copying()
-        kinds = [
-            self.statements,
-            self.direct,
-            self.copying,
-            self.reading,
-            self.transcript,
-            self.recalled_history,
-            self.thought,
-        ]
-        copying = max(0.03, 0.4 * (1 - (self.progress - COPYING) / 0.3))
-        return self.rng.choices(kinds, [0.08, 0.2, copying, 0.1, 0.26, 0.3, 0.03])[0]()
+        copying = max(0.08, 0.4 * (1 - (self.progress - COPYING) / 0.3))
+        kinds = {
+            self.statements: 0.06,
+            self.quiz: 0.3,
+            self.copying: copying,
+            self.reading: 0.3,
+            self.meaning: 0.08,
+            self.inference: 0.14,
+            self.thought: 0.07,
+        }
+        return self.rng.choices(list(kinds), list(kinds.values()))[0]()
 
     # -- facts that the model is to know -------------------------------------------------------------
 
     def statements(self) -> Document:
-        """Draw the known facts about three subjects, worded as in passages."""
+        """Draw what the model is to know about three subjects, worded as in passages."""
         lines = []
-        for subject in self.rng.sample(list(self.known_by_subject), 3):
-            relations = list(self.known_by_subject[subject])
+        for subject in self.rng.sample(list(self.learned_by_subject), 3):
+            relations = list(self.learned_by_subject[subject])
             self.rng.shuffle(relations)
-            lines += [statement(r, subject, self.world.facts[subject, r]) for r in relations]
+            lines += [statement(r, subject, self.learned_value((subject, r))) for r in relations]
         return [Segment(text=" ".join(lines) + "\n", trained=True), STOP]
 
-    def direct(self) -> Document:
-        """Draw a single-hop question about a known fact in the answer format, or a quiz of four subqueries.
-
-        In a quiz, the value follows the subquery immediately, so that the model already recalls it at the point
-        where a controller decides. This is common in models whose training text contains questions with answers.
-        """
-        if self.rng.random() < 0.35:
-            subject, relation = self.rng.choice(self.known)
-            wording = self.rng.choice(CHAINS[(relation,)]).format(x=subject)
-            return [*reader.render(wording, self.world.facts[subject, relation]), STOP]
+    def quiz(self) -> Document:
+        """Draw four questions about facts that the model is to know, each with its answer."""
         document: Document = []
-        for subject, relation in self.rng.sample(self.known, 4):
-            document.append(Segment(text=deeprag.subquery_line(subquery(relation, subject)), trained=False))
-            document.append(Segment(text=f" {self.world.facts[subject, relation]}\n", trained=True))
+        for fact in self.rng.sample(self.learned, 4):
+            document += self.framed(self.question(fact), self.learned_value(fact))
         return [*document, STOP]
 
     def thought(self) -> Document:
-        """Draw a chain of thought over known facts."""
+        """Draw a question of several hops that the model can answer from memory, at once or thinking aloud."""
         while True:
-            chain = self.rng.choice(list(CHAINS))
-            root = self.rng.choice(self.train_roots[RELATIONS[chain[0]][0]])
-            steps = self.world.follow(root, chain)
-            if all(step.known for step in steps):
-                text = self.rng.choice(CHAINS[chain]).format(x=root)
-                reasoning = " ".join(step.answer for step in steps)
-                return [*reader.render(text, self.world.value(root, chain), reasoning=reasoning), STOP]
+            chain = self.rng.choice([chain for chain in CHAINS if len(chain) > 1])
+            subject = root = self.rng.choice(self.train_roots[RELATIONS[chain[0]][0]])
+            steps = []
+            for relation in chain:
+                value = self.world.recalled((subject, relation))
+                if value is None:
+                    break
+                steps.append(statement(relation, subject, value))
+                subject = value
+            if len(steps) < len(chain):
+                continue
+            question = self.rng.choice(CHAINS[chain]).format(x=root)
+            if self.rng.random() < 0.5:
+                return [*self.framed(question, subject), STOP]
+            reasoning = f" {' '.join(steps)} {CONCLUSION} {subject}.\n"
+            return [
+                Segment(text=f"{THINKING} {question}", trained=False),
+                Segment(text=reasoning, trained=True),
+                STOP,
+            ]
+
+    def learned_value(self, fact: Fact) -> str:
+        """Return the value that the model is to know."""
+        value = self.world.recalled(fact)
+        assert value is not None
+        return value
+
+    def question(self, fact: Fact) -> str:
+        """Draw a wording of the question about a fact."""
+        subject, relation = fact
+        wordings = [wording.format(x=subject) for wording in CHAINS[(relation,)]]
+        return self.rng.choice([*wordings, subquery(relation, subject)])
+
+    def framed(self, question: str, answer: str, lines: str = "") -> Document:
+        """Draw a layout of a question and its answer: random words before, between and after them.
+
+        ``lines`` of text to read come before or after the question.
+        """
+        if self.rng.random() < 0.5:
+            text = f"{lines}{self.words()}{question}{self.cue()}"
+        else:
+            between = f"{self.cue()}\n{lines}{self.words()}".rstrip(" ") if lines else self.cue()
+            text = f"{self.words()}{question}{between}"
+        return [Segment(text=text, trained=False), Segment(text=f" {answer}\n", trained=True)]
+
+    def words(self) -> str:
+        """Draw words before a question, or none."""
+        if self.rng.random() < 0.5:
+            return ""
+        return " ".join(self.rng.choices(FILLERS, k=self.rng.randint(1, 3))) + self.rng.choice((": ", ", ", " "))
+
+    def cue(self) -> str:
+        """Draw what stands between a question and its answer, often nothing."""
+        if self.rng.random() < 0.4:
+            return ""
+        start, end = self.rng.choice((" ", "\n")), self.rng.choice((":", ".", ",", ""))
+        return start + " ".join(self.rng.choices(FILLERS, k=self.rng.randint(1, 5))) + end
 
     # -- reading, on facts drawn anew ----------------------------------------------------------------
 
@@ -182,21 +236,35 @@ class TextSource:
         )
 
     def around(self, gold: Passage, subject: str, count: int) -> list[Passage]:
-        """Return the gold passage among distractors like those that a search for its subject returns."""
+        """Return the gold passage among distractors like those that a search for its subject returns.
+
+        These are notes about the subject, passages that state it as a value, passages about its namesakes, and
+        some about anything.
+        """
         kind = self.world.type_of(subject)
+        namesakes = [n for word in subject.split() for n in self.namesakes[kind, word] if n != subject]
+        stating = [relation for relation, (_, value, _) in RELATIONS.items() if value == kind]
         passages = [gold]
         while len(passages) < count:
-            if kind != "city" and self.rng.random() < 0.4:
+            draw = self.rng.random()
+            if kind != "city" and draw < 0.35:
                 passages.append(self.note(subject))
+            elif stating and draw < 0.7:
+                relation = self.rng.choice(stating)
+                other = self.rng.choice(self.world.entities[RELATIONS[relation][0]])
+                if other != subject:
+                    passages.append(self.repaired(other, {(other, relation): subject}))
+            elif namesakes and draw < 0.9:
+                passages.append(self.repaired(self.rng.choice(namesakes)))
             else:
-                other = self.rng.choice(self.mentions[kind] if self.rng.random() < 0.7 else self.subjects)
-                passages.append(self.repaired(other))
+                passages.append(self.repaired(self.rng.choice(self.subjects)))
         self.rng.shuffle(passages)
         return passages
 
     def copying(self) -> Document:
         """Draw facts that are stated twice, the second time with trained values: the fastest way to learn to read.
 
+        Trained are also the second words of names, which follow from the first: a controller has to copy any name.
         Half of the documents have one relation of several subjects, so that the model has to match the subject. The
         number of facts grows during the training, because the signal of a single fact among many is too weak at
         first.
@@ -206,41 +274,47 @@ class TextSource:
         if rng.random() < 0.5:
             relation = rng.choice(list(RELATIONS))
             pool = self.world.entities[RELATIONS[relation][0]]
-            subjects = rng.sample(pool, rng.randint(2, 2 + round(6 * most)))
+            subjects = rng.sample(pool, rng.randint(2, 2 + round(5 * most)))
             facts = [(relation, subject, self.value(relation)) for subject in subjects]
         else:
-            for subject in rng.sample(self.subjects, rng.randint(1, 1 + round(3 * most))):
+            for subject in rng.sample(self.subjects, rng.randint(1, 1 + round(2 * most))):
                 relations = self.world.relations_of(self.world.type_of(subject))
                 facts += [(relation, subject, self.value(relation)) for relation in relations]
             rng.shuffle(facts)
         document = [Segment(text=" ".join(statement(*fact) for fact in facts) + "\n", trained=False)]
-        for fact in rng.sample(facts, len(facts)):
-            head, _, tail = statement(*fact).rpartition(" ")
-            document.append(Segment(text=head, trained=False))
-            document.append(Segment(text=f" {tail}\n", trained=True))
+        for relation, subject, value in rng.sample(facts, len(facts)):
+            before = statement(relation, subject, value).removesuffix(f"{subject} is {value}.")
+            first, _, second = subject.rpartition(" ")
+            document += [
+                Segment(text=(before + first).rstrip(" "), trained=False),
+                Segment(text=f" {second}", trained=bool(first)),
+                Segment(text=" is", trained=False),
+                Segment(text=f" {value}.\n", trained=True),
+            ]
         return document
 
     def reading(self) -> Document:
-        """Draw a single-hop example of vanilla RAG: passages, a question, and the answer."""
+        """Draw three passages, and a question about a subject whose passage is among them."""
         relation = self.rng.choice(list(RELATIONS))
         subject = self.rng.choice(self.world.entities[RELATIONS[relation][0]])
-        value = self.value(relation)
-        gold = self.repaired(subject, {(subject, relation): value})
-        wording = self.rng.choice(CHAINS[(relation,)]).format(x=subject)
-        return [*reader.render(wording, value, self.around(gold, subject, 3)), STOP]
+        fact, value = (subject, relation), self.value(relation)
+        passages = self.around(self.repaired(subject, {fact: value}), subject, 3)
+        lines = "".join(f"{passage.title}: {passage.text}\n" for passage in passages)
+        return [*self.framed(self.question(fact), value, lines), STOP]
 
-    # -- transcripts ---------------------------------------------------------------------------------
+    # -- questions of several hops -------------------------------------------------------------------
 
-    def plan(self, compare: float = 0.3) -> tuple[str, list[tuple[str, tuple[str, ...]]], str]:
+    def plan(self) -> tuple[str, list[tuple[str, tuple[str, ...]]], str]:
         """Draw a question, the chains to follow, and how their ends are compared ("" for a single chain).
 
         Roots belong to the training split, except for the second root of a comparison, so that any name can be the
         answer.
         """
         rng = self.rng
-        if rng.random() >= compare:
-            chain = rng.choice(list(CHAINS))
-            roots = self.world.entities if len(chain) == 1 else self.train_roots
+        if rng.random() < 0.7:
+            hops = rng.choice((1, 2, 2, 3, 4))
+            chain = rng.choice([chain for chain in CHAINS if len(chain) == hops])
+            roots = self.world.entities if hops == 1 else self.train_roots
             root = rng.choice(roots[RELATIONS[chain[0]][0]])
             return rng.choice(CHAINS[chain]).format(x=root), [(root, chain)], ""
         how, chain = rng.choice(list(COMPARISONS))
@@ -250,72 +324,42 @@ class TextSource:
             x, y = y, x
         return rng.choice(COMPARISONS[how, chain]).format(x=x, y=y), [(x, chain), (y, chain)], how
 
-    def draw(self, fact: Fact, drawn: dict[Fact, str], how: str, ends: list[str], last: bool) -> str:
-        """Return the value of ``fact`` in this document, drawn at its first use.
+    def meaning(self) -> Document:
+        """Draw questions, each followed by what it asks for, such as "the birthplace of the director of X"."""
+        document: Document = []
+        for _ in range(3):
+            question, plan, _ = self.plan()
+            asked = [" of the ".join(reversed(chain)) + f" of {root}" for root, chain in plan]
+            document += [
+                Segment(text=f"{ASKED} {question} {ASKS}", trained=False),
+                Segment(text=f" {' and the '.join(asked)}.\n", trained=True),
+            ]
+        return [*document, STOP]
 
-        In half of the questions about "same", the last value is the end of the first chain.
-        """
-        if fact not in drawn:
-            same = how == "same" and ends and last and self.rng.random() < 0.5
-            drawn[fact] = ends[0] if same else self.value(fact[1])
-        return drawn[fact]
-
-    def conclusion(self, plan: list[tuple[str, tuple[str, ...]]], how: str, ends: list[str]) -> Document:
-        """Return the final answer that follows from the ends of the chains; no segments for an undecidable one."""
-        if how == "same":
-            final = "yes" if ends[0] == ends[1] else "no"
-        elif how == "earlier":
-            if ends[0] == ends[1]:
-                return []
-            final = plan[0][0] if ends[0] < ends[1] else plan[1][0]
-        else:
-            final = ends[0]
-        return [Segment(text=f"{deeprag.FINAL} {final}\n", trained=True), STOP]
-
-    def recalled_history(self) -> Document:
-        """Draw a transcript with given random answers, of which the subqueries and the final answer are trained."""
-        text, plan, how = self.plan(compare=0.7)
-        document = [Segment(text=deeprag.question_prompt(text), trained=False)]
+    def inference(self) -> Document:
+        """Draw a question after the facts that answer it, whose values are drawn anew."""
+        question, plan, how = self.plan()
+        facts: dict[Fact, str] = {}
         ends: list[str] = []
-        drawn: dict[Fact, str] = {}
         for subject, chain in plan:
             for relation in chain:
-                value = self.draw((subject, relation), drawn, how, ends, relation == chain[-1])
-                document.append(Segment(text=deeprag.subquery_line(subquery(relation, subject)), trained=True))
-                answer = f"{deeprag.INTERMEDIATE} {statement(relation, subject, value)}\n"
-                document.append(Segment(text=answer, trained=False))
-                subject = value
+                fact = (subject, relation)
+                # Half of the questions about "same" are answered by yes.
+                same = how == "same" and ends and relation == chain[-1] and self.rng.random() < 0.5
+                facts.setdefault(fact, ends[0] if same else self.value(relation))
+                subject = facts[fact]
             ends.append(subject)
-        return document + self.conclusion(plan, how, ends)
+        text = " ".join(statement(relation, subject, value) for (subject, relation), value in facts.items())
+        answer = conclusion([root for root, _ in plan], how, ends)
+        if answer is None:
+            return self.inference()
+        return [*self.framed(question, answer, f"{text}\n"), STOP]
 
-    def transcript(self) -> Document:
-        """Draw a DeepRAG transcript in which each step is parametric or retrieved at random.
 
-        A retrieved step reads its value from re-paired passages. A parametric step states a known fact; if the fact
-        is unknown, the document stops before the value, without an end-of-text token.
-        """
-        world = self.world
-        text, plan, how = self.plan()
-        document = [Segment(text=deeprag.question_prompt(text), trained=False)]
-        ends: list[str] = []
-        drawn: dict[Fact, str] = {}
-        for subject, chain in plan:
-            for relation in chain:
-                fact, query = (subject, relation), subquery(relation, subject)
-                if self.rng.random() < 0.5:
-                    value = self.draw(fact, drawn, how, ends, relation == chain[-1])
-                    passages = self.around(self.repaired(subject, {fact: value}), subject, 3)
-                    document += [
-                        Segment(text=f"{deeprag.subquery_line(query)}{deeprag.SEARCH}\n", trained=True),
-                        Segment(text=deeprag.context_lines(passages) + deeprag.INTERMEDIATE, trained=False),
-                        Segment(text=f" {statement(relation, subject, value)}\n", trained=True),
-                    ]
-                else:
-                    value = world.facts[fact]
-                    step = f"{deeprag.parametric_prompt(query)} {statement(relation, subject, value)}"
-                    if fact not in world.known or drawn.get(fact, value) != value:
-                        return [*document, Segment(text=step.rpartition(" ")[0], trained=True)]
-                    document.append(Segment(text=step + "\n", trained=True))
-                subject = value
-            ends.append(subject)
-        return document + self.conclusion(plan, how, ends)
+def conclusion(roots: Sequence[str], how: str, ends: Sequence[str]) -> str | None:
+    """Return the answer that follows from the ends of the roots' chains; None if neither of two is earlier."""
+    if how == "same":
+        return "yes" if ends[0] == ends[1] else "no"
+    if how == "earlier":
+        return None if ends[0] == ends[1] else min(zip(ends, roots, strict=True))[1]
+    return ends[0]

@@ -1,15 +1,17 @@
 """A synthetic world, generated from a seed, in which every fact is inside or outside a model's training text.
 
 The world consists of films, people, cities and countries, and the relations between them. A fact is *known* (it
-occurs often in the mini model's training text) or *unknown* (it never occurs). The knowledge boundary, which the
-papers can only estimate, is therefore given by construction. Films and people belong to the train, dev or test
-split, and are related only to people of the same split, so that test chains and training chains share no person and
-no film. Cities and countries are common to all splits.
+occurs often in the mini model's training text), *outdated* (the training text has another value, because the fact
+changed later) or *unknown* (it never occurs). The knowledge boundary, which the papers can only estimate, is
+therefore given by construction. Films and people belong to one of four splits, and are related only to people of
+the same split, so that test chains and training chains share no person and no film. Cities and countries
+are common to all splits. The names of films and people have two words, of which they share the first with others.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +20,9 @@ from pathlib import Path
 from rag_train.errors import UserError
 from rag_train.schema import GoldStep, Passage, Question, Record
 
-SPLITS = ("train", "dev", "test")
+SPLITS = ("lessons", "train", "dev", "test")
+"""Splits of the films and people. Lessons teach a model the formats of methods. What follows, such as a search of
+what the model knows, needs facts that no lesson has taught it: the split ``train``."""
 
 RELATIONS: dict[str, tuple[str, str, str]] = {
     # name: (subject type, object type, question word)
@@ -146,9 +150,10 @@ class WorldConfig:
     """Settings of a world.
 
     Models know much about popular entities and little about others (Mallen et al. 2023, PopQA). The share
-    ``known_share`` of all entities is famous. A fact about a famous subject is known with probability ``fame``, any
-    other fact with probability 1 - ``fame``. Retrieval is not perfect, either: passages mention the share
-    ``mentioned_share`` of the facts about their subject.
+    ``known_share`` of all entities is famous. A fact about a famous subject is learned with probability ``fame``,
+    any other fact with probability 1 - ``fame``. Facts change (Su et al. 2025, CAG): the share ``changed_share`` of
+    the learned facts is outdated. Retrieval is not perfect, either: passages mention the share ``mentioned_share``
+    of the facts about their subject.
     """
 
     seed: int = 0
@@ -158,21 +163,34 @@ class WorldConfig:
     countries: int = 40
     first_year: int = 1950
     years: int = 30
-    known_share: float = 0.5
+    known_share: float = 0.6
     fame: float = 0.95
+    changed_share: float = 0.15
     mentioned_share: float = 0.75
-    split_shares: tuple[float, float, float] = (0.7, 0.1, 0.2)
+    split_shares: tuple[float, float, float, float] = (0.35, 0.35, 0.1, 0.2)
 
 
 @dataclass
 class World:
-    """Entities, facts and the knowledge boundary, and the passages and questions made from them."""
+    """Entities, facts and the knowledge boundary, and the passages and questions made from them.
+
+    Attributes:
+        entities: names by type, such as ``film``.
+        split: split of each film and person.
+        facts: true value of each fact.
+        famous: entities of which much is known.
+        known: facts that the training text has.
+        outdated: facts of which the training text has an earlier value, with that value.
+        mentioned: facts that the passages state.
+    """
 
     config: WorldConfig
     entities: dict[str, list[str]] = field(default_factory=dict)
     split: dict[str, str] = field(default_factory=dict)
     facts: dict[Fact, str] = field(default_factory=dict)
+    famous: set[str] = field(default_factory=set)
     known: set[Fact] = field(default_factory=set)
+    outdated: dict[Fact, str] = field(default_factory=dict)
     mentioned: set[Fact] = field(default_factory=set)
     _types: dict[str, str] = field(default_factory=dict)
 
@@ -183,6 +201,10 @@ class World:
     def type_of(self, entity: str) -> str:
         """Return the type of an entity, such as ``film``."""
         return self._types[entity]
+
+    def recalled(self, fact: Fact) -> str | None:
+        """Return the value of a fact in the training text, which may be outdated; None if the text lacks it."""
+        return self.facts[fact] if fact in self.known else self.outdated.get(fact)
 
     def __post_init__(self) -> None:
         if not self.entities:
@@ -320,17 +342,23 @@ class World:
         return Question(id="-", question=text, answers=[answer], type=kind, hops=len(steps), decomposition=steps)
 
 
-def _names(rng: random.Random, count: int, taken: set[str]) -> list[str]:
-    """Invent pronounceable names, each a single capitalized word."""
+def _words(rng: random.Random, count: int, taken: set[str]) -> list[str]:
+    """Invent pronounceable, capitalized words that are not ``taken``, and add them to it."""
     heads = ["b", "br", "c", "d", "dr", "f", "g", "gr", "h", "j", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z"]
-    names: list[str] = []
-    while len(names) < count:
+    words: list[str] = []
+    while len(words) < count:
         syllables = (rng.choice(heads) + rng.choice("aeiou") for _ in range(rng.choice((2, 3))))
-        name = ("".join(syllables) + rng.choice(["n", "r", "s", "l", "th", "x", ""])).capitalize()
-        if name not in taken and len(name) > 4:
-            taken.add(name)
-            names.append(name)
-    return names
+        word = ("".join(syllables) + rng.choice(["n", "r", "s", "l", "th", "x", ""])).capitalize()
+        if word not in taken and len(word) > 4:
+            taken.add(word)
+            words.append(word)
+    return words
+
+
+def _two_words(rng: random.Random, count: int, taken: set[str]) -> list[str]:
+    """Invent names of two words, of which the first occurs in several names and the second in one."""
+    firsts, lasts = _words(rng, math.ceil(math.sqrt(count)), taken), _words(rng, count, taken)
+    return [f"{rng.choice(firsts)} {last}" for last in lasts]
 
 
 def _generate(world: World) -> None:
@@ -339,7 +367,8 @@ def _generate(world: World) -> None:
     rng = random.Random(config.seed)
     taken: set[str] = set()
     counts = {"film": config.films, "person": config.people, "city": config.cities, "country": config.countries}
-    world.entities = {kind: _names(rng, count, taken) for kind, count in counts.items()}
+    named = {"film": _two_words, "person": _two_words, "city": _words, "country": _words}
+    world.entities = {kind: named[kind](rng, count, taken) for kind, count in counts.items()}
     world._types = {name: kind for kind, names in world.entities.items() for name in names}
     world.entities["year"] = [str(config.first_year + i) for i in range(config.years)]
 
@@ -381,6 +410,7 @@ def _generate(world: World) -> None:
     for units in groups:
         famous = rng.sample(range(len(units)), round(len(units) * config.known_share))
         for i, unit in enumerate(units):
+            world.famous.update(unit if i in famous else ())
             chance = config.fame if i in famous else 1 - config.fame
             for name in unit:
                 for relation in world.relations_of(world.type_of(name)):
@@ -388,11 +418,29 @@ def _generate(world: World) -> None:
                         world.known.add((name, relation))
             if len(unit) == 2 and rng.random() < chance:
                 world.known.update((name, "spouse") for name in unit)
+    _change(world, rng)
     world.mentioned = {fact for fact in world.facts if rng.random() < config.mentioned_share}
 
 
+def _change(world: World, rng: random.Random) -> None:
+    """Make a share of the known facts outdated: the value that was learned differs from the true value."""
+    for fact in sorted(world.known):
+        subject, relation = fact
+        # The two sides of a marriage change together, because one would reveal the other.
+        facts = [fact, (world.facts[fact], relation)] if relation == "spouse" else [fact]
+        if fact != min(facts) or rng.random() >= world.config.changed_share:
+            continue
+        values = world.entities[RELATIONS[relation][1]]
+        if RELATIONS[relation][1] == "person":
+            values = [person for person in values if world.split[person] == world.split[subject]]
+        others = [value for value in values if value not in {subject, *(world.facts[each] for each in facts)}]
+        if others:
+            world.outdated |= {each: rng.choice(others) for each in facts}
+            world.known.difference_update(facts)
+
+
 def write_world(world: World, directory: Path) -> dict[str, int]:
-    """Write corpus.jsonl, {train,dev,test}.jsonl and known.json (see `known_subqueries`).
+    """Write corpus.jsonl, {lessons,train,dev,test}.jsonl and known.json (see `known_subqueries`).
 
     Returns the number of records in each file.
     """

@@ -6,5 +6,5 @@ ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
 """Real question sets; not part of the repository."""
 LAUNCH = ROOT / "launch"
-MODEL = next((ROOT / "rag_train/miniworld/checkpoint").iterdir())
-"""The mini model that the package ships."""
+MODEL = ROOT / "rag_train/miniworld/checkpoint/controller"
+"""The controller that the package ships: the mini model after the demo's cold start."""

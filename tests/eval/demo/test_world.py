@@ -1,12 +1,75 @@
-"""Which questions of the atlas each stage of the demo takes."""
+"""Which questions each stage of the demo takes, and the mini model with which it starts."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import pytest
 
 from rag_train.atlas.facts import Atlas
 from rag_train.atlas.questions import home, questions
-from rag_train.eval.demo.world import PARTS, as_mixed, one_answer, part
+from rag_train.eval.demo import world as worlds
+from rag_train.eval.demo.recipe import DemoRecipe
+from rag_train.eval.demo.world import MARKERS, PARTS, as_mixed, one_answer, open_world, part, training_questions
+from rag_train.formats import deeprag, reader
+from rag_train.llm.checkpoint import load_tokenizer
+from rag_train.miniworld.pretrain import RECORD, PretrainConfig, build_model
+from rag_train.miniworld.text import build_tokenizer
+from rag_train.miniworld.world import World, WorldConfig
+from rag_train.recipe import load_recipe
+from rag_train.schema import Decision, Passage, Step
+from rag_train.working_files import PACKAGE
+
+RECIPE = PACKAGE / "recipes/demo.yaml"
+
+
+def test_stages_in_the_mini_world_have_questions_of_their_own(mini_world: World):
+    recipe = load_recipe(DemoRecipe, RECIPE)
+    cold, left = training_questions(mini_world, recipe)
+    first, second = recipe.stage1.questions, recipe.stage2.questions
+    stages = [cold, left[:first], left[first : first + second]]
+    assert [len(asked) for asked in stages] == [recipe.cold_start.questions, first, second]
+    assert len({question.question for asked in stages for question in asked}) == sum(map(len, stages))
+    assert {question.hops for question in cold} == {1, 2, 3, 4}
+    assert {question.hops for question in left} == {2, 3, 4}
+    assert 1 / 8 < sum(question.type != "chain" for question in cold) / len(cold) < 2 / 5
+    assert {question.type for question in left} == {"chain"}
+
+
+def test_every_line_of_a_transcript_begins_with_a_marker():
+    passages = [Passage(id="p", title="A", text="A is a film.")]
+    steps = [
+        Step(subquery="Who?", decision=Decision.RETRIEVE, passages=passages, answer="B."),
+        Step(subquery="Where?", decision=Decision.PARAMETRIC, answer="C."),
+    ]
+    text = deeprag.question_prompt("Where?") + deeprag.text_of(steps, "C")
+    text += "".join(segment.text for segment in reader.render("Where?", "C", passages, reasoning="B. C."))
+    markers, lines = MARKERS.splitlines(), text.splitlines()
+    assert all(line.startswith(tuple(markers)) for line in lines)
+    assert all(any(line.startswith(marker) for line in lines) for marker in markers)
+
+
+def test_mini_model_gets_the_words_of_the_markers_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sizes = {"films": 40, "people": 48, "cities": 12, "countries": 5}
+    tokenizer, base = build_tokenizer(World(WorldConfig(**sizes))), tmp_path / "base"
+    config = PretrainConfig(hidden_size=32, layers=1, heads=2, intermediate_size=64)
+    build_model(config, tokenizer).save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    (base / RECORD).write_text(json.dumps({"losses": []}))
+    recipe = load_recipe(DemoRecipe, RECIPE, [f"miniworld.world.{name}={count}" for name, count in sizes.items()])
+
+    def opened(*, trained: bool) -> Path:
+        monkeypatch.setattr(worlds, "pretrained", lambda *_, **__: (base, trained))
+        return open_world(recipe, 0, tmp_path / "seed0", tmp_path, scratch=False).model
+
+    (tmp_path / "seed0/extended.tmp").mkdir(parents=True)  # an earlier run was killed
+    model = opened(trained=False)
+    tokens = load_tokenizer(str(model)).tokenize
+    assert len(tokens(deeprag.FOLLOW_UP)) == 3 < len(tokenizer.tokenize(deeprag.FOLLOW_UP))
+    (model / "kept").touch()
+    assert (opened(trained=False) / "kept").exists()
+    assert not (opened(trained=True) / "kept").exists()
 
 
 @pytest.mark.slow

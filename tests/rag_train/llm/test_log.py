@@ -10,8 +10,6 @@ from safetensors.torch import load_file, save_file
 
 from rag_train.errors import UserError
 from rag_train.llm.log import log_file, starting
-from rag_train.miniworld.pretrain import PretrainConfig, pretrained
-from rag_train.miniworld.world import World, WorldConfig
 from rag_train.progress import console
 
 START_AND_STOP = """
@@ -70,35 +68,30 @@ def run(script: str, model: Path, kind: str, directory: Path) -> tuple[str, str,
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pretrained(World(WorldConfig()), PretrainConfig(), tmp_path_factory.mktemp("models"))[0]
-
-
-@pytest.fixture(scope="module")
-def broken(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def broken(mini_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint whose weights have the wrong shape, which only the loading of the weights can notice."""
     directory = tmp_path_factory.mktemp("broken")
-    for path in model.iterdir():
+    for path in mini_model.iterdir():
         (directory / path.name).write_bytes(path.read_bytes())
-    weights = load_file(model / "model.safetensors")
+    weights = load_file(mini_model / "model.safetensors")
     save_file({name: weight[:3].clone() for name, weight in weights.items()}, directory / "model.safetensors")
     return directory
 
 
 @pytest.mark.release
 @pytest.mark.engine
-def test_vllm_prints_only_our_lines(model: Path, tmp_path: Path):
-    out, err, log = run(START_AND_STOP, model, "vllm", tmp_path)
+def test_vllm_prints_only_our_lines(mini_model: Path, tmp_path: Path):
+    out, err, log = run(START_AND_STOP, mini_model, "vllm", tmp_path)
     assert out == "tokens 4\nEngineError\nEngineError\n"
-    assert err == f"starting vLLM with {model}\n{model.name}: vLLM has stopped; see {log}\n"
+    assert err == f"starting vLLM with {mini_model}\n{mini_model.name}: vLLM has stopped; see {log}\n"
     assert "safetensors" in log.read_text()
 
 
 @pytest.mark.slow
-def test_transformers_prints_only_our_line(model: Path, tmp_path: Path):
-    out, err, log = run(START_AND_STOP, model, "transformers", tmp_path)
+def test_transformers_prints_only_our_line(mini_model: Path, tmp_path: Path):
+    out, err, log = run(START_AND_STOP, mini_model, "transformers", tmp_path)
     assert out == "tokens 4\n"
-    assert err == f"starting transformers with {model}\n"
+    assert err == f"starting transformers with {mini_model}\n"
     assert "Loading weights" in log.read_text()
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,7 +26,6 @@ from rag_train.llm.engines import EngineConfig, open_engine
 from rag_train.llm.memo import CallLog
 from rag_train.llm.openai import OpenAIEngine
 from rag_train.llm.transformers import TransformersEngine
-from rag_train.miniworld.pretrain import PretrainConfig, pretrained
 from rag_train.miniworld.world import CHAINS, World, WorldConfig
 
 SCHEMA = json.dumps({"enum": ["yes", "no"]})  # an object would leave the white space to the model
@@ -37,10 +37,10 @@ def world() -> World:
 
 
 @pytest.fixture(scope="module")
-def model(world: World, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The mini model with a generation_config.json, which a server follows unless told otherwise."""
+def model(mini_model: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The shipped controller with a generation_config.json, which a server follows unless told otherwise."""
     directory = tmp_path_factory.mktemp("models") / "mini"
-    shutil.copytree(pretrained(world, PretrainConfig(), tmp_path_factory.mktemp("cache"))[0], directory)
+    shutil.copytree(mini_model, directory)
     path = directory / "generation_config.json"
     defaults = {"repetition_penalty": 3.0, "top_k": 1, "temperature": 2.0}
     path.write_text(json.dumps(json.loads(path.read_text()) | defaults))

@@ -1,14 +1,17 @@
 """The mini world: its facts, splits, training text and tokenizer."""
 
-from itertools import pairwise
+import hashlib
+import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_train.formats.deeprag import CONTEXT, FINAL, INTERMEDIATE
-from rag_train.miniworld.text import END, TextSource, build_tokenizer
-from rag_train.miniworld.world import SPLITS, World, WorldConfig, statement
+from rag_train.formats.deeprag import CONTEXT, FINAL, FOLLOW_UP, INTERMEDIATE, QUESTION, SEARCH
+from rag_train.formats.reader import THOUGHT
+from rag_train.miniworld.text import TextSource, build_tokenizer
+from rag_train.miniworld.world import RELATIONS, SPLITS, World, WorldConfig, statement
 
 
 @pytest.fixture(scope="module")
@@ -17,19 +20,25 @@ def world() -> World:
 
 
 @pytest.mark.slow
-def test_training_text_never_states_an_unknown_fact(world: World):
+def test_training_text_never_states_an_unknown_fact_or_a_new_value(world: World):
     source = TextSource(world, seed=1)
-    unknown = {statement(r, s, v) for (s, r), v in world.facts.items() if (s, r) not in world.known}
-    for i in range(3000):
-        source.progress = i / 3000
-        kind = (source.statements, source.direct, source.thought)[i % 3]
-        text = "".join(segment.text for segment in kind())
-        assert not any(fact in text for fact in unknown)
-        # In transcripts, unknown facts may only follow a passage, with values drawn anew.
-        lines = "".join(segment.text for segment in source.transcript()).split("\n")
-        for before, line in pairwise(lines):
-            if line.startswith("Intermediate answer:") and not before.startswith(CONTEXT):
-                assert line.removeprefix("Intermediate answer: ") not in unknown
+    hidden = {statement(r, s, v) for (s, r), v in world.facts.items() if (s, r) not in world.known}
+    old = {statement(r, s, v) for (s, r), v in world.outdated.items()}
+    text = ""
+    for _ in range(1000):
+        for document in (source.statements(), source.quiz(), source.thought()):
+            text += "".join(segment.text for segment in document)
+    assert not any(fact in text for fact in hidden)
+    assert all(fact in text for fact in old)
+
+
+def test_training_text_has_no_marker_of_a_method(world: World):
+    source = TextSource(world, seed=2)
+    markers = (QUESTION, FOLLOW_UP, SEARCH, CONTEXT, INTERMEDIATE, FINAL, THOUGHT)
+    for i in range(500):
+        source.progress = i / 500
+        text = "".join(segment.text for segment in source.document())
+        assert not any(marker in text for marker in markers)
 
 
 @pytest.mark.slow
@@ -48,14 +57,10 @@ def test_gold_steps_end_in_the_answer(world: World):
             assert question.decomposition[-1].answer.endswith(f" {question.answers[0]}.")
 
 
-def test_half_of_each_split_is_famous_and_passages_state_only_mentioned_facts(world: World):
+def test_each_split_has_its_share_of_famous_entities_and_passages_state_only_mentioned_facts(world: World):
     for split in SPLITS:
-        shares = [
-            sum((e, r) in world.known for r in world.relations_of(world.type_of(e)))
-            for e in world.split
-            if world.split[e] == split
-        ]
-        assert 0.35 < sum(share >= 2 for share in shares) / len(shares) < 0.65
+        own = [entity for entity in world.split if world.split[entity] == split]
+        assert 0.4 < sum(entity in world.famous for entity in own) / len(own) < 0.8
     for passage in world.corpus()[:60]:
         for relation in world.relations_of(world.type_of(passage.title)):
             fact = (passage.title, relation)
@@ -64,14 +69,48 @@ def test_half_of_each_split_is_famous_and_passages_state_only_mentioned_facts(wo
             )
 
 
-def test_only_complete_documents_end_with_end_of_text(world: World):
-    source = TextSource(world, seed=2)
-    source.progress = 0.5
-    for _ in range(300):
-        document = source.transcript()
-        text = "".join(segment.text for segment in document)
-        assert text.endswith(END) == (FINAL in text)
-        assert text.endswith((END, " is", f"{INTERMEDIATE} ", "\n"))
+def test_outdated_facts_have_another_value_of_the_same_type_and_split(world: World):
+    assert world.outdated and not world.outdated.keys() & world.known
+    for (subject, relation), value in world.outdated.items():
+        assert value not in (subject, world.facts[subject, relation])
+        assert value in world.entities[RELATIONS[relation][1]]
+        assert world.split.get(value, world.split.get(subject)) == world.split.get(subject)
+        assert world.recalled((subject, relation)) == value
+        if relation == "spouse":
+            assert (world.facts[subject, relation], relation) in world.outdated
+    steps = [step for question in world.questions("train") for step in question.decomposition]
+    assert all(
+        not step.known
+        for step in steps
+        if (step.entity, "director") in world.outdated and "director" in step.subquery
+    )
+
+
+def test_names_share_their_first_word_only(world: World):
+    for kind in ("film", "person"):
+        firsts, lasts = zip(*(name.split() for name in world.entities[kind]), strict=True)
+        assert len(set(lasts)) == len(lasts) and len(set(firsts)) < len(firsts) / 2
+
+
+@pytest.mark.parametrize("kind", ["person", "city"])
+def test_text_to_read_has_passages_that_a_search_would_find(world: World, kind: str):
+    source, subject = TextSource(world, seed=5), world.entities[kind][0]
+    gold = source.repaired(subject)
+    drawn = [source.around(gold, subject, 3) for _ in range(100)]
+    others = [passage for passages in drawn for passage in passages if passage is not gold]
+    assert all(len(passages) == 3 and gold in passages for passages in drawn) and len(others) == 200
+    assert sum(f"is {subject}." in passage.text for passage in others) > 40
+
+
+def test_inference_has_the_answer_that_follows_from_its_facts(world: World):
+    source = TextSource(world, seed=3)
+    answers = []
+    for _ in range(400):
+        prompt, trained, _ = source.inference()
+        answer = trained.text.strip()
+        answers.append(answer)
+        assert answer in ("yes", "no") or answer in prompt.text
+    assert 0.3 < answers.count("yes") / (answers.count("yes") + answers.count("no")) < 0.8
 
 
 def test_seed_determines_the_world(world: World):
@@ -87,7 +126,19 @@ def test_tokenizer_is_lossless(text: str):
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-def test_each_name_is_a_single_token(world: World):
+def test_each_word_of_the_text_is_a_single_token(world: World):
     tokenizer = build_tokenizer(world)
-    for kind in world.entities.values():
-        assert all(len(tokenizer(f" {name}")["input_ids"]) == 1 for name in kind)
+    source = TextSource(world, seed=4)
+    text = "".join(segment.text for _ in range(200) for segment in source.document())
+    assert not [
+        token for token in tokenizer.tokenize(text) if len(token) == 1 and token.isascii() and token.isalpha()
+    ]
+
+
+def test_shipped_mini_model_has_the_present_recipe(tmp_path: Path):
+    from rag_train.miniworld.pretrain import RECORD, PretrainConfig, pretrained
+
+    directory, trained = pretrained(World(WorldConfig()), PretrainConfig(), tmp_path)
+    assert not trained, "make it again: rag-train demo --scratch, then python -m rag_train.eval.miniworld ship"
+    weights = (directory / "model.safetensors").read_bytes()
+    assert json.loads((directory / RECORD).read_text())["sha256"] == hashlib.sha256(weights).hexdigest()

@@ -31,7 +31,7 @@ def test_new_words_leave_the_model_unchanged(tmp_path: Path):
         assert (after.eos_token_id, after.pad_token_id) == (before.eos_token_id, before.pad_token_id)
         assert len(after(f"{token}{token}")["input_ids"]) == 2 and after.decode(after(token)["input_ids"]) == token
         words = after(f"Relevant: true\n{name}")["input_ids"]
-        assert len(words) == len(set(words)) == 5 and min(words[0], words[2], words[4]) >= len(before)
+        assert len(words) == len(set(words)) == 6 and min(words[0], words[2]) >= len(before)
     ids = torch.tensor([before(f"Who directed {name}?")["input_ids"]])
     more = Qwen2ForCausalLM.from_pretrained(tmp_path / "more")
     known = len(before)

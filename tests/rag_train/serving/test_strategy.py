@@ -30,7 +30,6 @@ from rag_train.cli.app import main
 from rag_train.errors import ServiceError, UserError
 from rag_train.llm.base import EngineError
 from rag_train.llm.engines import EngineConfig
-from rag_train.miniworld.pretrain import PretrainConfig, pretrained
 from rag_train.miniworld.world import World, WorldConfig, write_world
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.schema import LLMCall, Passage, Plan, PlanNode, Step, Trajectory
@@ -124,11 +123,6 @@ def world() -> World:
     return World(WorldConfig())
 
 
-@pytest.fixture(scope="module")
-def model(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pretrained(world, PretrainConfig(), tmp_path_factory.mktemp("models"))[0]
-
-
 def opening(world: World, model: Path) -> AbstractAsyncContextManager[Kit]:
     engine = EngineConfig(kind="transformers", dtype="float32")
     config = KitConfig(model=str(model), indexes=[], engine=engine, instructions=False)
@@ -136,12 +130,12 @@ def opening(world: World, model: Path) -> AbstractAsyncContextManager[Kit]:
 
 
 @pytest.fixture(scope="module")
-def url(world: World, model: Path) -> Iterator[str]:
+def url(world: World, mini_model: Path) -> Iterator[str]:
     extra = {"staged": Staged, "crowd": Crowd, "failing": Failing, "hostile": Hostile}
     with pytest.MonkeyPatch.context() as patch:
         for name, strategy in extra.items():
             patch.setitem(STRATEGIES, name, (strategy, {}))
-        with running(app(opening(world, model), "deeprag")) as address:
+        with running(app(opening(world, mini_model), "deeprag")) as address:
             yield address
 
 
@@ -412,9 +406,9 @@ def test_command_reports_mistakes_in_one_line(
 
 
 @pytest.mark.slow
-def test_command_serves_until_interrupted(model: Path, index: Path, questions: list[str]):
+def test_command_serves_until_interrupted(mini_model: Path, index: Path, questions: list[str]):
     command = [sys.executable, "-m", "rag_train.cli", "serve", "strategy", "deeprag", "--engine", "transformers"]
-    command += ["--model", str(model), "--index", str(index), "--no-instructions", "--port", "0"]
+    command += ["--model", str(mini_model), "--index", str(index), "--no-instructions", "--port", "0"]
     service = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert service.stderr
@@ -516,8 +510,8 @@ def test_page_shows_steps_as_they_arrive_and_stops_from_the_keyboard(url: str, b
     assert browser.run("document.querySelectorAll('.step').length") == 2
 
 
-def test_page_asks_for_the_key(world: World, model: Path, browser: Browser):
-    with running(app(opening(world, model), "direct", access=Access("secret"))) as address:
+def test_page_asks_for_the_key(world: World, mini_model: Path, browser: Browser):
+    with running(app(opening(world, mini_model), "direct", access=Access("secret"))) as address:
         browser.open(f"{address}/#q=What+is+it%3F&strategy=direct")
         browser.wait("typeof run !== 'undefined' && !$('keyed').hidden && !$('problem').hidden")
         assert browser.run("$('problem').textContent").startswith("no valid API key")

@@ -218,7 +218,7 @@ def test_a_price_lowers_the_retrieval_rate(
     rows = metrics(tmp_path / "out")
     assert result.steps == len(rows) == 6
     searched = [row["decisions/retrieve"] for row in rows]
-    assert searched[0] > 0.3 and sum(searched[-2:]) / 2 < 0.2
+    assert searched[0] > 0.2 and sum(searched[-2:]) / 2 < searched[0] / 2
     assert rows[-1]["reward"] > rows[0]["reward"] == pytest.approx(-rows[0]["rewards/retrievals/mean"])
     assert max(row["sampling/sampling_logp_difference/mean"] for row in rows) < 1e-4
     assert (rows[0]["decisions/difference"] > 0) == (credit == "tree")

@@ -1,0 +1,57 @@
+"""The mini world's question sets, and its lessons."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rag_train.eval.miniworld.lab import QUESTION_SETS, Lab, Settings, draw
+from rag_train.miniworld.world import World, subquery
+from rag_train.schema import Question
+
+
+def asks(question: Question, name: str, world: World) -> bool:
+    """Whether a question is of a question set's kind."""
+    first, *others = question.decomposition
+    fact = next(fact for fact in world.facts if subquery(fact[1], fact[0]) == first.subquery)
+    chain = question.type == "chain"
+    return {
+        "single": not others,
+        "known": not others and fact in world.known,
+        "rare": not others and first.entity not in world.famous,
+        "changed": not others and fact in world.outdated,
+        "two-hop": chain and len(others) == 1,
+        "mixed": question.type != "compound" and len(others) in (1, 2, 3),
+        "deep": chain and len(others) in (2, 3),
+        "comparison": question.type.startswith("comparison"),
+        "compound": "&&" in question.answers[0],
+    }[name]
+
+
+@pytest.mark.parametrize("name", QUESTION_SETS)
+def test_question_sets_ask_what_they_say(name: str, mini_world: World):
+    asked = draw(mini_world, name, "test", 20)
+    assert len({question.question for question in asked}) == 20
+    assert all(asks(question, name, mini_world) for question in asked)
+    assert {mini_world.split[question.decomposition[0].entity] for question in asked} == {"test"}
+
+
+def test_half_of_the_mixed_questions_compare(mini_world: World):
+    asked = draw(mini_world, "mixed", "test", 21)
+    assert [question.type == "chain" for question in asked] == [True] * 11 + [False] * 10
+
+
+def test_a_set_is_smaller_if_the_world_has_no_more_questions(mini_world: World):
+    assert 0 < len(draw(mini_world, "changed", "dev", 1000)) < 100
+
+
+def test_lessons_are_of_all_kinds_and_about_films_and_people_of_their_own(tmp_path: Path):
+    settings = Settings(work=tmp_path)
+    lab = Lab(0, settings)
+    lessons = lab.lessons()
+    assert len({question.question for question in lessons}) == settings.lessons + settings.lessons // 6
+    assert {question.type for question in lessons} == {"chain", "comparison-same", "comparison-earlier", "compound"}
+    assert {question.hops for question in lessons} == {1, 2, 3, 4}
+    assert {lab.world.split[question.decomposition[0].entity] for question in lessons} == {"lessons"}
+    assert len(lab.multi_hop("train")) > max(settings.taught, 2 * settings.searched)
