@@ -122,9 +122,8 @@ def draw(world: World, name: str, split: str, count: int) -> list[Question]:
         return world.compounds(split, count)
     questions = world.questions(split)
     if name == "mixed":
-        several = multi_hop(questions)
-        chains, comparisons = ([q for q in several if (q.type == "chain") is wanted] for wanted in (True, False))
-        return chains[: count - count // 2] + comparisons[: count // 2]
+        comparisons = [question for question in questions if question.type.startswith("comparison")]
+        return chains(questions)[: count - count // 2] + comparisons[: count // 2]
     changed = {subquery(relation, subject) for subject, relation in world.outdated}
     belongs = {
         "single": lambda q: q.hops == 1,

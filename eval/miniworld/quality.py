@@ -17,7 +17,7 @@ from rag_train.eval.miniworld.familiarity import familiarity
 from rag_train.eval.miniworld.lab import PASSAGES, Lab, Settings, multi_hop
 from rag_train.eval.miniworld.models import checkpoint
 from rag_train.llm.base import LLM, Sampling
-from rag_train.miniworld.text import ASKED, ASKS
+from rag_train.miniworld.text import ASKED, ASKS, asked_for
 from rag_train.miniworld.world import CHAINS, RELATIONS, Fact, World, subquery
 from rag_train.progress import console
 from rag_train.provenance import save_result
@@ -105,17 +105,16 @@ def expected(world: World, split: str) -> dict[str, dict[Fact, str]]:
 
 
 def meaning(question: Question) -> str:
-    """Return what a question asks for, such as "birthplace of the director of X"."""
-    asked: list[str] = []
+    """Return what a question asks for, in the words of the training text."""
+    plan: list[tuple[str, list[str]]] = []
     end = ""
     for step in question.decomposition:
         relation = next(relation for relation in RELATIONS if step.subquery == subquery(relation, step.entity))
-        if step.entity == end:
-            asked[-1] = f"{relation} of the {asked[-1]}"
-        else:
-            asked.append(f"{relation} of {step.entity}")
+        if step.entity != end:
+            plan.append((step.entity, []))
+        plan[-1][1].append(relation)
         end = step.value
-    return " and the ".join(asked)
+    return asked_for(plan)
 
 
 async def _decomposes(engine: LLM, question: Question) -> bool:

@@ -115,8 +115,7 @@ class TextSource:
         self.namesakes: dict[tuple[str, str], list[str]] = {}
         for kind, names in world.entities.items():
             for name in names:
-                for word in name.split():
-                    self.namesakes.setdefault((kind, word), []).append(name)
+                self.namesakes.setdefault((kind, name.split()[0]), []).append(name)
 
     def document(self) -> Document:
         """Draw a document of any kind."""
@@ -242,7 +241,7 @@ class TextSource:
         some about anything.
         """
         kind = self.world.type_of(subject)
-        namesakes = [n for word in subject.split() for n in self.namesakes[kind, word] if n != subject]
+        namesakes = [name for name in self.namesakes[kind, subject.split()[0]] if name != subject]
         stating = [relation for relation, (_, value, _) in RELATIONS.items() if value == kind]
         passages = [gold]
         while len(passages) < count:
@@ -329,10 +328,9 @@ class TextSource:
         document: Document = []
         for _ in range(3):
             question, plan, _ = self.plan()
-            asked = [" of the ".join(reversed(chain)) + f" of {root}" for root, chain in plan]
             document += [
                 Segment(text=f"{ASKED} {question} {ASKS}", trained=False),
-                Segment(text=f" {' and the '.join(asked)}.\n", trained=True),
+                Segment(text=f" {asked_for(plan)}.\n", trained=True),
             ]
         return [*document, STOP]
 
@@ -354,6 +352,11 @@ class TextSource:
         if answer is None:
             return self.inference()
         return [*self.framed(question, answer, f"{text}\n"), STOP]
+
+
+def asked_for(plan: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Return what a question asks for, such as "birthplace of the director of X", from its roots and chains."""
+    return " and the ".join(" of the ".join(reversed(chain)) + f" of {root}" for root, chain in plan)
 
 
 def conclusion(roots: Sequence[str], how: str, ends: Sequence[str]) -> str | None:
