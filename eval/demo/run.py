@@ -41,6 +41,7 @@ from rag_train.eval.pages.results import (
     write_report,
 )
 from rag_train.llm.vllm import VLLMEngine
+from rag_train.miniworld.text import VERSION
 from rag_train.progress import console
 from rag_train.provenance import code_version, machine
 from rag_train.retrieval.batching import AsyncRetriever
@@ -176,8 +177,13 @@ async def _run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) ->
 
 
 def _key(recipe: DemoRecipe) -> str:
-    """Return a name for the recipe's data and models, on which its threshold has no influence."""
+    """Return a name for the recipe's data and models.
+
+    It also depends on the version of the mini model's text. The threshold has no influence on data and models.
+    """
     keys = {name: value for name, value in asdict(recipe).items() if name != "threshold"}
+    if recipe.miniworld is not None:
+        keys["text"] = VERSION
     return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:8]
 
 
