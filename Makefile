@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
-	@echo "make demo-seeds      the demo over three seeds, each with its own world and model"
+	@echo "make demo-seeds      the mini world's demo on the test seeds of its protocol (hours); SEEDS=10 runs one"
 	@echo "make atlas-seeds     the demo on a real model and real facts, on the test seeds of its protocol (hours)"
 	@echo "make real            every strategy on a real model and real facts (DATA=DIR: on released question files; SEEDS=30: one seed)"
 	@echo "make strategies      every strategy on the mini world, over a mini model that was taught all formats"
@@ -64,7 +64,7 @@ demo: .venv/.ready
 	$(BIN)/rag-train demo
 
 demo-seeds: .venv/.ready
-	$(BIN)/rag-train demo --seeds 0,1,2 --output docs/results
+	$(BIN)/python -m rag_train.eval.demo.miniworld_seeds $(if $(SEEDS),--seeds $(SEEDS))
 
 atlas-seeds: .venv/.ready
 	$(BIN)/python -m rag_train.eval.demo.atlas_seeds

@@ -41,6 +41,11 @@ def benchmark_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def seed_list(text: str) -> list[int]:
+    """Return the seeds of an option such as ``--seeds 0,1``; argparse reports the error of a text without them."""
+    return [int(seed) for seed in text.split(",")]
+
+
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
     """Print a `UserError` of the block in one line and exit with code 2."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rag_train.errors import UserError
 from rag_train.eval.by_seed import run_by_seed
 from rag_train.eval.metrics.intervals import effect_across_seeds
 from rag_train.eval.papers.protocol import logged, seeds_of
@@ -34,14 +33,12 @@ def recorded(
     Raises:
         UserError: if the seeds are not those of the split, or the protocol is not committed.
     """
-    allowed = seeds_of(protocol, options.split)
-    if wrong := [seed for seed in options.seeds if seed not in allowed]:
-        raise UserError(f"--seeds {wrong[0]}: not a {options.split} seed of {protocol.name}; give {allowed}")
+    seeds = seeds_of(protocol, options.split, options.seeds)
     name = f"bench_{what.split()[-1]}"
     if options.split == "dev":
-        return run_by_seed(options.output / f"{name}_dev.json", settings, options.seeds, run)
-    with logged(what, options.seeds, protocol):
-        return run_by_seed(options.output / f"{name}.json", settings, options.seeds, run)
+        return run_by_seed(options.output / f"{name}_dev.json", settings, seeds, run)
+    with logged(what, seeds, protocol):
+        return run_by_seed(options.output / f"{name}.json", settings, seeds, run)
 
 
 def differences(values: Sequence[float]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rag_train.errors import UserError
-from rag_train.eval.benchmarks.common import benchmark_parser
+from rag_train.eval.benchmarks.common import benchmark_parser, seed_list
 
 if TYPE_CHECKING:
     from rag_train.eval.metrics.summary import RunSummary
@@ -77,7 +77,7 @@ def stage3_parser(description: str | None, name: str) -> argparse.ArgumentParser
     parser = benchmark_parser(description)
     parser.add_argument("--demo", type=Path, default=Path("runs/demo"), help="working directory of the demo")
     parser.add_argument("--work", type=Path, default=Path("runs") / name, help="working directory; runs are kept")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of the demo")
+    parser.add_argument("--seeds", type=seed_list, default="0", help="comma-separated seeds of the demo")
     parser.add_argument("--lr", type=float, default=1e-4, help="learning rate of Stage III")
     parser.add_argument("--split", choices=("dev", "test"), default="dev", help="dev to choose, test to report")
     return parser

@@ -7,7 +7,7 @@ every reference seed; ``docs/generate.py`` writes it from the results file.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,16 +16,29 @@ import yaml
 from scipy.special import stdtrit
 
 from rag_train.eval.demo.claims import CLAIMS, FIRST, Compared
-from rag_train.eval.metrics.intervals import Effect, effect_across_seeds
+from rag_train.eval.metrics.intervals import Effect, effect_across_seeds, holm
 from rag_train.eval.metrics.summary import RunSummary
 
 FILE = Path(__file__).with_name("reference.yaml")
+LEVEL = 0.025
+"""Level of each one-sided test, with Holm's correction over the claims."""
 
 
 def _value(run: RunSummary, claim: Compared) -> float:
     if claim.measure == "mcc":
         return run.fact_boundary.mcc if run.fact_boundary else math.nan
     return getattr(run, claim.measure).mean
+
+
+def verdicts(seeds: Mapping[str, Sequence[float]]) -> dict[str, str]:
+    """Decide each claim as ``miniworld_protocol.yaml`` rules, given its effect in at least two seeds."""
+    found = {text: effect_across_seeds(values) for text, values in seeds.items()}
+    above = holm([effect.p_above(-CLAIMS[text].margin) for text, effect in found.items()], len(CLAIMS))
+    below = holm([effect.p_below(-CLAIMS[text].margin) for text, effect in found.items()], len(CLAIMS))
+    return {
+        text: "holds" if p <= LEVEL else "fails" if contrary <= LEVEL else "cannot be told apart"
+        for text, p, contrary in zip(found, above, below, strict=True)
+    }
 
 
 @dataclass(frozen=True)
@@ -35,18 +48,13 @@ class Placed:
     here: float
     seeds: list[float]
     margin: float
+    verdict: str
+    """The verdict of the reference seeds."""
 
     @property
     def effect(self) -> Effect:
         """The mean over the reference seeds."""
         return effect_across_seeds(self.seeds)
-
-    @property
-    def verdict(self) -> str:
-        """The verdict of the reference seeds."""
-        if self.effect.lo > -self.margin:
-            return "holds"
-        return "fails" if self.effect.hi < -self.margin else "cannot be told apart"
 
     @property
     def expected(self) -> tuple[float, float]:
@@ -90,8 +98,9 @@ def placed(runs: Sequence[RunSummary]) -> dict[str, Placed]:
     """
     if runs[0].stage == FIRST:
         return {}
+    decided = verdicts(reference())
     return {
-        text: Placed(sum(here) / len(here), reference()[text], CLAIMS[text].margin)
+        text: Placed(sum(here) / len(here), reference()[text], CLAIMS[text].margin, decided[text])
         for text, here in effects(runs).items()
         if not any(map(math.isnan, here))
     }

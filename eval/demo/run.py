@@ -68,7 +68,7 @@ def run_demo(
 ) -> ReportData:
     """Run every seed, write ``demo.json`` and ``demo.html`` to ``output``, and print the tables."""
     start = time.perf_counter()
-    results = [asyncio.run(_run_seed(recipe, seed, work, scratch)) for seed in seeds]
+    results = [asyncio.run(run_seed(recipe, seed, work, scratch)) for seed in seeds]
     runs = [run for result in results for run in result.runs]
     first = results[0]
     decided = claims(results, one_world=recipe.atlas is not None)
@@ -95,7 +95,8 @@ def run_demo(
     return data
 
 
-async def _run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) -> SeedResult:
+async def run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) -> SeedResult:
+    """Run one seed; steps that are completed in ``work`` are not repeated."""
     began = time.perf_counter()
     folder = work / f"seed{seed}-{_key(recipe)}"
     world = open_world(recipe, seed, folder, work, scratch)

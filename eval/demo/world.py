@@ -123,9 +123,12 @@ def _open_miniworld(
 
 
 def training_questions(world: World, recipe: DemoRecipe) -> tuple[list[Question], list[Question]]:
-    """Return the mini world's questions for the cold start, and the chains for Stage I and Stage II."""
+    """Return the mini world's questions for the cold start, and those for Stage I and Stage II.
+
+    Without the few comparisons (6%), the stages forget how to answer comparisons.
+    """
     lessons = world.questions("lessons", comparisons=COMPARISONS_TAUGHT)
-    return lessons[: recipe.cold_start.questions], chains(world.questions("train"))
+    return lessons[: recipe.cold_start.questions], multi_hop(world.questions("train"))
 
 
 def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path) -> DemoWorld:

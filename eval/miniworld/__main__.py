@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from rag_train.eval.benchmarks.common import exit_on_user_error
+from rag_train.eval.benchmarks.common import exit_on_user_error, seed_list
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     quality = experiments.add_parser(
         "quality", help="measure what the pretrained mini model recalls and reads; writes mini_model.json"
     )
-    quality.add_argument("--seeds", type=_seeds, default="0", help="comma-separated seeds")
+    quality.add_argument("--seeds", type=seed_list, default="0", help="comma-separated seeds")
     ship = experiments.add_parser("ship", help="copy the demo's mini model and its controller into the package")
     ship.add_argument("--demo", type=Path, default=Path("runs/demo"), help="working directory of the demo, seed 0")
     for experiment, questions in ((strategies, 100), (teacher_data, 200)):
@@ -55,12 +55,8 @@ def main() -> None:
         asyncio.run(teaching.run(options.seeds, settings, options.output))
 
 
-def _seeds(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
-
-
 def _several(text: str) -> list[int]:
-    seeds = _seeds(text)
+    seeds = seed_list(text)
     if len(seeds) < 2:
         raise argparse.ArgumentTypeError("an interval over seeds needs at least two, such as 0,1")
     return seeds

@@ -108,10 +108,10 @@ def multi_hop(questions: Iterable[Question]) -> list[Question]:
 
 
 def chains(questions: Iterable[Question]) -> list[Question]:
-    """Return the chains of several hops, which DeepRAG's stages search.
+    """Return the chains of several hops, whose answers cannot be guessed.
 
-    The search keeps every trajectory that ends in the right answer. Comparisons have two answers to guess from:
-    most of their kept trajectories would be wrong on the way.
+    A search keeps every trajectory that ends in the right answer. Comparisons have two answers to guess from: many
+    of their kept trajectories are wrong on the way.
     """
     return [question for question in multi_hop(questions) if question.type == "chain"]
 

@@ -12,7 +12,7 @@ from rag_train.data_synth.deeprag.examples import PairVariant
 from rag_train.data_synth.deeprag.search import SearchConfig
 from rag_train.eval.demo.stages import fine_tune, search
 from rag_train.eval.miniworld import students
-from rag_train.eval.miniworld.lab import Lab, chains
+from rag_train.eval.miniworld.lab import Lab
 from rag_train.eval.miniworld.lessons import lessons
 from rag_train.eval.miniworld.students import Student
 from rag_train.eval.real.examples import equal_shares
@@ -89,7 +89,7 @@ async def _search(lab: Lab, stage: str, variant: str, model: Path) -> Path:
     output = lab.folder / f"{stage}-{variant or 'paper'}.jsonl"
     if output.exists():
         return output
-    size, training = lab.settings.searched, chains(lab.world.questions("train"))
+    size, training = lab.settings.searched, lab.multi_hop("train")
     asked = training[:size] if stage == "stage1" else training[size : 2 * size]
     kind = "sft" if stage == "stage1" else "pairs"
     settings = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -73,6 +75,11 @@ class RowMeasure:
         requests = dict.fromkeys(request for measure in measures for request in measure.requests)
         return replace(measures[0], requests=tuple(requests))
 
+    @property
+    def key(self) -> str:
+        """Name of the measure among the recorded values of a seed."""
+        return hashlib.sha256(json.dumps([self.requests, self.metric, self.depth]).encode()).hexdigest()[:12]
+
 
 @dataclass
 class RequestAnswers:
@@ -87,11 +94,18 @@ class RequestAnswers:
 
 
 class Measurements:
-    """The answers that tables need, from one or more sources of the same kind (the seeds), and their metrics."""
+    """The answers that tables need, from one or more sources of the same kind (the seeds), and their metrics.
 
-    def __init__(self, sources: Sequence[Source]):
+    Args:
+        sources: sources of the answers.
+        recorded: `recorded` of earlier measurements, one for each seed, which then need no answers.
+    """
+
+    def __init__(self, sources: Sequence[Source], recorded: Sequence[dict[str, float]] = ()):
         self.sources = sources
         self.answers: dict[Request, RequestAnswers] = {}
+        self.recorded = list(recorded) or [{} for _ in sources]
+        """The values of each seed that were asked for, by `RowMeasure.key`."""
 
     def wanted(self, tables: Iterable[PublishedTable]) -> list[Request]:
         """Return all requests of the tables, each once."""
@@ -138,7 +152,10 @@ class Measurements:
     def values(self, measure: RowMeasure) -> list[float]:
         """Return a metric's value for each seed; shares are in percent."""
         metric_of, scale = statistic(measure.metric), _scale(measure.metric)
-        return [scale * float(metric_of(self.addends(measure, i).sum(axis=0))) for i in range(len(self.sources))]
+        for i, seed in enumerate(self.recorded):
+            if measure.key not in seed:
+                seed[measure.key] = scale * float(metric_of(self.addends(measure, i).sum(axis=0)))
+        return [seed[measure.key] for seed in self.recorded]
 
     def mean(self, measure: RowMeasure) -> float:
         """Return the mean of `values`."""
@@ -157,8 +174,8 @@ class Measurements:
         return interval.scaled(scale)
 
     def answered(self, measure: RowMeasure) -> bool:
-        """Whether there are answers to all requests of a measure."""
-        return all(request in self.answers for request in measure.requests)
+        """Whether there are answers to all requests of a measure, or the values that they gave."""
+        return measure.key in self.recorded[0] or all(request in self.answers for request in measure.requests)
 
     def difference(self, first: RowMeasure, second: RowMeasure) -> tuple[Effect, list[float]]:
         """Return the first measure minus the second, over the seeds, and the difference of each seed.

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import Field
 
+from rag_train.eval.by_seed import run_by_seed
 from rag_train.eval.matrix.estimate import CellEstimate
 from rag_train.eval.metrics.intervals import Interval
 from rag_train.eval.papers.judge import Comparison, JudgedClaim, Verdict, judge, label
 from rag_train.eval.papers.measured import PERCENT, UNMEASURED, Measurements
 from rag_train.eval.papers.printed import Column, PublishedTable, Row, chosen_tables, papers
-from rag_train.eval.papers.protocol import PROTOCOL, Outcome, committed_hash, load_protocol, logged
+from rag_train.eval.papers.protocol import PROTOCOL, committed_hash, load_protocol, logged
 from rag_train.eval.papers.sources import Source
 from rag_train.files import write_text
 from rag_train.pages.scale import Scale, round_ends
@@ -28,6 +28,8 @@ from rag_train.schema import Record
 from rag_train.table import Table
 from rag_train.templates import template
 
+SEEDS_FILE = "reproduction_seeds.json"
+"""File of the test seeds' values, which other days and machines add to."""
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
@@ -80,18 +82,33 @@ class Reproduction(Record):
 def reproduce(paper: str | None, id: str | None, sources: Sequence[Source], output: Path) -> list[JudgedClaim]:
     """Measure one table, all tables of a paper, or all papers; write ``reproduction.{html,md,json}`` to ``output``.
 
-    Runs on the protocol's test seeds are entered into the log.
+    Runs on the protocol's test seeds are entered into the log. The values of each test seed are kept in ``output``,
+    and nothing is judged before all test seeds have been measured, on this day or another.
+
+    Returns the claims with their verdicts; none if test seeds are left.
 
     Raises UserError for an unknown paper or table, and for test seeds without a committed protocol.
     """
     chosen = chosen_tables(paper, id)
     seeds = [source.world_seed for source in sources if source.world_seed is not None]
-    test = load_protocol().are_test_seeds(seeds, sources[0].settings())
-    what = f"reproduce {paper or 'all'} {id or ''}".strip()
-    with logged(what, seeds) if test else nullcontext(Outcome()) as outcome:
-        found = measure(chosen, sources, seeds, committed_hash(PROTOCOL) if test else "")
+    rules = load_protocol()
+    if rules.are_test_seeds(seeds, sources[0].settings()):
+        what = f"reproduce {paper or 'all'} {id or ''}".strip()
+        with logged(what, seeds) as outcome:
+            values = _values_by_seed(what, chosen, sources, output)
+            if left := [seed for seed in rules.seeds.test if seed not in values]:
+                outcome.text = f"measured; not judged before seeds {', '.join(map(str, left))}"
+                console.print(f"{output / SEEDS_FILE}: {outcome.text}")
+                return []
+            measurements = Measurements(sources, list(values.values()))
+            found = judged_tables(chosen, measurements, list(values), committed_hash(PROTOCOL))
+            write(found, output)
+            outcome.text = ", ".join(f"{count} {verdict}" for verdict, count in found.counts.items())
+    else:
+        measurements = Measurements(sources)
+        asyncio.run(measurements.run(_with_compared(chosen)))
+        found = judged_tables(chosen, measurements, seeds, "")
         write(found, output)
-        outcome.text = ", ".join(f"{count} {verdict}" for verdict, count in found.counts.items())
     for table in tables_of(found).values() if id else []:
         console.print(table)
     console.print(claims_table(found))
@@ -99,21 +116,40 @@ def reproduce(paper: str | None, id: str | None, sources: Sequence[Source], outp
     return found.claims
 
 
-def measure(
-    chosen: Sequence[tuple[str, str, PublishedTable]], sources: Sequence[Source], seeds: list[int], protocol: str
+def _values_by_seed(
+    what: str, chosen: Sequence[tuple[str, str, PublishedTable]], sources: Sequence[Source], output: Path
+) -> dict[int, dict[str, float]]:
+    """Measure each source's seed, and return the values of all seeds in ``output``."""
+    by_seed = {source.world_seed: source for source in sources}
+
+    def values(seed: int) -> dict[str, Any]:
+        measurements = Measurements([by_seed[seed]])
+        asyncio.run(measurements.run(_with_compared(chosen)))
+        judged_tables(chosen, measurements, [seed], "")  # asks for all values that the tables and claims need
+        return {"values": {key: None if isnan(value) else value for key, value in measurements.recorded[0].items()}}
+
+    settings = {"what": what} | sources[0].settings()
+    found = run_by_seed(output / SEEDS_FILE, settings, [seed for seed in by_seed if seed is not None], values)
+    return {
+        seed: {key: nan if value is None else value for key, value in found[seed]["values"].items()}
+        for seed in sorted(found)
+    }
+
+
+def judged_tables(
+    chosen: Sequence[tuple[str, str, PublishedTable]], measurements: Measurements, seeds: list[int], protocol: str
 ) -> Reproduction:
-    """Measure tables, given as (paper, id, table), and judge the claims about them."""
-    measurements, rules = Measurements(sources), load_protocol()
-    asyncio.run(measurements.run(_with_compared(chosen)))
+    """Return the cells of tables, given as (paper, id, table), with the verdicts on the claims about them."""
+    rules, first = load_protocol(), measurements.sources[0]
     return Reproduction(
         code_version=code_version(),
         machine=machine(),
         protocol=protocol,
-        unit="seed" if len(sources) > 1 else "question",
+        unit="seed" if len(measurements.recorded) > 1 else "question",
         seeds=seeds,
-        settings=sources[0].settings(),
+        settings=first.settings(),
         level=rules.level,
-        about=sources[0].about(),
+        about=first.about(),
         cells=[cell for name, id, published in chosen for cell in cells(name, id, published, measurements)],
         claims=[
             claim

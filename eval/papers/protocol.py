@@ -56,13 +56,12 @@ class Protocol(Record):
     def are_test_seeds(self, seeds: Sequence[int], settings: dict[str, Any]) -> bool:
         """Return whether a run is on the test seeds.
 
-        Raises UserError for some of the test seeds only, and for settings that are not the protocol's.
+        Raises UserError for test seeds together with others, and for settings that are not the protocol's.
         """
         if not set(seeds) & set(self.seeds.test):
             return False
-        if sorted(seeds) != sorted(self.seeds.test):
-            wanted = ",".join(map(str, self.seeds.test))
-            raise UserError(f"--seeds: the test seeds are run together and alone; give --seeds {wanted}")
+        if other := [seed for seed in seeds if seed not in self.seeds.test]:
+            raise UserError(f"--seeds {other[0]}: not one of the test seeds {self.seeds.test}, which are run alone")
         changed = [name for name, value in self.settings.items() if settings.get(name) != value]
         if changed:
             raise UserError(
@@ -80,9 +79,15 @@ def load_protocol(path: Path = PROTOCOL) -> Protocol:
         raise UserError(f"{path}: {' '.join(str(error).split())}; correct the protocol") from error
 
 
-def seeds_of(path: Path, split: str) -> list[int]:
-    """Return the seeds of a split (dev or test) in the protocol of a benchmark."""
-    return yaml.safe_load(path.read_text(encoding="utf-8"))[split]
+def seeds_of(path: Path, split: str, chosen: Sequence[int] | None = None) -> list[int]:
+    """Return the seeds of a split (dev or test) in the protocol of a benchmark, or the ``chosen`` ones of them.
+
+    Raises UserError for a chosen seed that the split does not have.
+    """
+    seeds = yaml.safe_load(path.read_text(encoding="utf-8"))[split]
+    if wrong := [seed for seed in chosen or [] if seed not in seeds]:
+        raise UserError(f"--seeds {wrong[0]}: not a {split} seed of {path.name}; give some of {seeds}")
+    return list(chosen or seeds)
 
 
 def committed_hash(path: Path) -> str:

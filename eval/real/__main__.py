@@ -9,17 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rag_train.errors import UserError
-from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error
+from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error, seed_list
 from rag_train.eval.real.recipe import RealRecipe
 from rag_train.recipe import load_recipe
 from rag_train.working_files import PACKAGE
 
 PROTOCOL = Path(__file__).with_name("protocol.yaml")
-
-
-def numbers(text: str) -> list[int]:
-    return [int(seed) for seed in text.split(",")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -28,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="override recipe keys: split=dev")
     parser.add_argument("--recipe", type=Path, help="default: recipes/real.yaml, or real_files.yaml with --data")
     parser.add_argument("--data", type=Path, help="folder of released files and corpus.jsonl; default: the atlas")
-    parser.add_argument("--seeds", type=numbers, help="comma-separated training seeds")
+    parser.add_argument("--seeds", type=seed_list, help="comma-separated training seeds; with split=dev any")
     parser.add_argument("--work", type=Path, default=Path("runs/real"), help="models and answers, which are kept")
     options = parser.parse_args(arguments)
     from rag_train.eval.papers.protocol import logged, seeds_of
@@ -40,12 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.overrides or options.recipe:
             run(recipe, options.seeds or [0, 1, 2], options.data, options.work, options.output)
             return
-        test = seeds_of(PROTOCOL, "test")
-        seeds = options.seeds or test
-        if wrong := [seed for seed in seeds if seed not in test]:
-            raise UserError(
-                f"--seeds {wrong[0]}: not a test seed; give some of {test}, or split=dev for other seeds"
-            )
+        seeds = seeds_of(PROTOCOL, "test", options.seeds)
         what = f"every strategy on a real model, {'released files' if options.data else 'the atlas'}"
         with logged(what, seeds, PROTOCOL) as outcome:
             gains = run(recipe, seeds, options.data, options.work, options.output)

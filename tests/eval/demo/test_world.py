@@ -34,7 +34,7 @@ def test_stages_in_the_mini_world_have_questions_of_their_own(mini_world: World)
     assert {question.hops for question in cold} == {1, 2, 3, 4}
     assert {question.hops for question in left} == {2, 3, 4}
     assert 1 / 8 < sum(question.type != "chain" for question in cold) / len(cold) < 2 / 5
-    assert {question.type for question in left} == {"chain"}
+    assert 0.03 < sum(question.type != "chain" for question in left) / len(left) < 0.1
 
 
 def test_every_line_of_a_transcript_begins_with_a_marker():

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +19,7 @@ from rag_train.eval.papers.judge import Comparison, JudgedClaim, evidence, judge
 from rag_train.eval.papers.measured import UNMEASURED, Measurements
 from rag_train.eval.papers.page import Reproduction, number, reproduce
 from rag_train.eval.papers.printed import chosen_tables, papers
-from rag_train.eval.papers.protocol import load_protocol
+from rag_train.eval.papers.protocol import Outcome, load_protocol
 from rag_train.eval.papers.sources import MODELS, ROLES, MiniWorldSource
 from rag_train.schema import Decision, Question, Step, Trajectory
 
@@ -27,12 +30,11 @@ class Scripted:
     There are no answers by the strategy ``missing``.
     """
 
-    def __init__(self, right: Callable[[Request, int], bool], missing: str = ""):
-        self.right, self.missing = right, missing
+    def __init__(self, right: Callable[[Request, int], bool], missing: str = "", seed: int = 0):
+        self.right, self.missing, self.world_seed = right, missing, seed
 
     default_model, question_set = MiniWorldSource.default_model, MiniWorldSource.question_set
     start = MiniWorldSource.start
-    world_seed = 0
 
     def settings(self) -> dict[str, Any]:
         return {"questions": 40}
@@ -220,6 +222,33 @@ def test_tables_show_printed_and_measured_numbers(tmp_path):
     assert '<a href="#deeprag-table2">table2</a>' in page and 'id="deeprag-table2"' in page
     assert '<svg class="bar"' in page and "<script" not in page and 'id="show-1"' in page
     assert "These are not results of the protocol's test seeds" in page
+
+
+def test_test_seeds_are_measured_on_several_days_and_judged_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rules = load_protocol()
+    monkeypatch.setattr(Scripted, "settings", lambda self: rules.settings)
+    monkeypatch.setattr("rag_train.eval.papers.page.committed_hash", lambda path: "0123456789ab")
+    monkeypatch.setattr("rag_train.eval.papers.page.logged", lambda what, seeds: nullcontext(Outcome()))
+
+    def sources(seeds: Sequence[int]) -> list[Scripted]:
+        # Seed by seed, DeepRAG is right more often; the others are right for every fourth question.
+        def right(request: Request, i: int, seed: int) -> bool:
+            return i % 20 < (seed if "deeprag" in request.strategy else 5)
+
+        return [Scripted(partial(right, seed=seed), seed=seed) for seed in seeds]
+
+    test = rules.seeds.test
+    assert reproduce("deeprag", "table2", sources(test[:2]), tmp_path) == []
+    assert not (tmp_path / "reproduction.json").exists()
+    claims = reproduce("deeprag", "table2", sources(test[2:]), tmp_path)
+    found = Reproduction.model_validate_json((tmp_path / "reproduction.json").read_text())
+    assert (found.seeds, found.unit, found.protocol) == (test, "seed", "0123456789ab")
+    together = [Scripted(source.right) for source in sources(test)]
+    assert claims == reproduce("deeprag", "table2", together, tmp_path / "together")
+    em, *_ = (cell.seeds for cell in found.cells if (cell.row, cell.metric) == ("DeepRAG", "em"))
+    assert em == pytest.approx([5 * seed for seed in test])
 
 
 @pytest.mark.slow

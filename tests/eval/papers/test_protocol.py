@@ -69,13 +69,13 @@ def test_malformed_protocols_are_refused(change: dict[str, Any], problem: str, t
         load_protocol(path)
 
 
-def test_test_seeds_are_run_together_with_the_protocols_settings():
+def test_test_seeds_are_run_alone_with_the_protocols_settings():
     protocol = load_protocol()
     assert not protocol.are_test_seeds(protocol.seeds.dev, {}) and not protocol.are_test_seeds([], {})
     assert protocol.are_test_seeds(TEST, settings(work="elsewhere"))
-    for seeds in (TEST[:3], [*TEST, 0]):
-        with pytest.raises(UserError, match="run together and alone; give --seeds 10,11"):
-            protocol.are_test_seeds(seeds, settings())
+    assert protocol.are_test_seeds(TEST[:1], settings())
+    with pytest.raises(UserError, match=r"--seeds 0: not one of the test seeds \[10, 11"):
+        protocol.are_test_seeds([*TEST, 0], settings())
     with pytest.raises(UserError, match="run with questions=60, not 61"):
         protocol.are_test_seeds(TEST, settings(questions=61))
 

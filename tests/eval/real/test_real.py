@@ -112,7 +112,7 @@ def test_gains_are_paired_by_question_and_seed():
 def test_other_seeds_than_the_protocols_need_a_split(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit, match="2"):
         main(["--seeds", "0"])
-    assert "--seeds 0: not a test seed; give some of [30, 31, 32], or split=dev" in capsys.readouterr().err
+    assert "--seeds 0: not a test seed of protocol.yaml; give some of [30, 31, 32]" in capsys.readouterr().err
 
 
 def test_all_seeds_ask_the_same_questions():
