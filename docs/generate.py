@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-from figures.accuracy import draw
+from figures.accuracy import draw_atlas
 from figures.svg import DARK, LIGHT
 from generator.results import demo_reference, headlines, shortfalls
 
@@ -29,8 +29,8 @@ def generated() -> dict[Path, str]:
     return {
         readme: text,
         ROOT / "eval" / "demo" / "reference.yaml": demo_reference(),
-        figures / "accuracy-light.svg": draw().standalone(LIGHT),
-        figures / "accuracy-dark.svg": draw().standalone(DARK),
+        figures / "accuracy-light.svg": draw_atlas().standalone(LIGHT),
+        figures / "accuracy-dark.svg": draw_atlas().standalone(DARK),
     }
 
 

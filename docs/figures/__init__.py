@@ -2,6 +2,8 @@
 
 from functools import partial
 
+from generator.results import DEMO
+
 from figures import accuracy, real, reliability, systems, training, world
 
 FIGURES = {
@@ -11,7 +13,8 @@ FIGURES = {
     "strategies": partial(real.draw_strategies, "real"),
     "gains-dev": partial(real.draw_gains, "real_dev"),
     "strategies-dev": partial(real.draw_strategies, "real_dev"),
-    "reliability": reliability.draw_reliability,
+    "reliability": partial(reliability.draw_reliability, DEMO),
+    "reliability-atlas": partial(reliability.draw_reliability, "atlas"),
     "deeprag": systems.deeprag,
     "dualrag": systems.dualrag,
     "hanrag": systems.hanrag,

@@ -1,14 +1,14 @@
-"""Accuracy against retrievals in the demo: the picture of the front page and of README."""
+"""Accuracy against retrievals in the demos. That on a real model is the picture of the front page and of README."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from generator.results import demo_groups, demo_mean, first_stage
+from generator.results import DEMO as RESULT
+from generator.results import demo_groups, demo_mean
 
 from figures.svg import Canvas, Colour
-from rag_train.eval.demo.claims import FIRST
 
 
 class Label(NamedTuple):
@@ -23,7 +23,6 @@ class Label(NamedTuple):
 
 DEMO: dict[tuple[str, str], Label] = {
     ("direct", "cold start"): Label("direct answer", "muted", 14, -2, "start"),
-    ("cot", "cold start"): Label("chain of thought", "muted", 14, 18, "start"),
     ("rag", "cold start"): Label("retrieve once", "muted", 16, -4, "start"),
     ("deeprag-parametric", "stage 2"): Label("Stage II, never retrieve", "memory", 14, 0, "start"),
     ("deeprag", "stage 1"): Label("DeepRAG, Stage I", "retrieve", -14, 22, "end"),
@@ -47,25 +46,17 @@ ATLAS: dict[tuple[str, str], Label] = {
 
 
 def draw() -> Canvas:
-    """Exact match against retrievals in the demo."""
-    (x0, y0), (x1, y1), canvas = _scatter("demo", DEMO, "mini world, 2 to 4 hops; small points: single seeds")
-    canvas.arrow((x0 - 12, y0 - 1), (x1 + 12, y1 + 2), colour="good", dashed=True)
-    return canvas
+    """Exact match against retrievals in the mini world's demo."""
+    return _scatter(RESULT, DEMO, "mini world, 2 to 4 hops; small points: single seeds")
 
 
 def draw_atlas() -> Canvas:
     """Exact match against retrievals in the demo on a real model."""
-    *_, canvas = _scatter("atlas", ATLAS, "real facts, SmolLM2, 2 to 4 hops; small points: single seeds")
-    return canvas
+    return _scatter("atlas", ATLAS, "real facts, SmolLM2, 2 to 4 hops; small points: single seeds")
 
 
-def _scatter(
-    name: str, labels: Mapping[tuple[str, str], Label], note: str
-) -> tuple[tuple[float, float], tuple[float, float], Canvas]:
-    """Return the places of Stage II when it always retrieves and when it decides, and the figure.
-
-    Exact match against retrievals a question: the mean over seeds, and each seed as a faint point.
-    """
+def _scatter(name: str, labels: Mapping[tuple[str, str], Label], note: str) -> Canvas:
+    """Exact match against retrievals a question: the mean over seeds, and each seed as a faint point."""
     width, height, left, right, top, bottom, size = 620, 440, 62, 22, 40, 64, 15.5
     canvas = Canvas(width, height, f"Exact match against retrievals a question: {note}")
 
@@ -84,15 +75,19 @@ def _scatter(
     canvas.text((left + width - right) / 2, height - 12, "retrievals a question", size=size)
     canvas.text(20, (height - bottom + top) / 2, "exact match, %", size=size, rotate=-90)
     groups = demo_groups(name)
-    places = {}
-    for (strategy, stage), label in labels.items():
-        key = strategy, first_stage(name) if stage == FIRST else stage
+    for key, label in labels.items():
         for run in groups[key]:
             canvas.dot(x(run["retrievals"]["mean"]), y(run["em"]["mean"]), 3, label.colour, faint=True)
         px, py = x(demo_mean(*key, "retrievals", name)), y(demo_mean(*key, "em", name))
         canvas.dot(px, py, 7, label.colour)
         bold = label.colour == "good"
-        place = (px + label.dx, py + label.dy + 4)
-        canvas.text(*place, label.text, size=size, colour=label.colour, anchor=label.anchor, bold=bold)
-        places[key] = (px, py)
-    return places["deeprag-retrieve", "stage 2"], places["deeprag", "stage 2"], canvas
+        canvas.text(
+            px + label.dx,
+            py + label.dy + 4,
+            label.text,
+            size=size,
+            colour=label.colour,
+            anchor=label.anchor,
+            bold=bold,
+        )
+    return canvas

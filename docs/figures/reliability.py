@@ -1,4 +1,4 @@
-"""Reliability of the decisions on a real model, stage by stage."""
+"""Reliability of a demo's decisions, stage by stage."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from figures.svg import Canvas
 STAGES = {"cold start": "cold start", "stage 1": "Stage I", "stage 2": "Stage II"}
 
 
-def draw_reliability() -> Canvas:
+def draw_reliability(name: str) -> Canvas:
     """How often the starting model does not know a fact, against the probability that the controller retrieves it.
 
-    One panel for each stage. The area of a point grows with the number of steps.
+    One panel for each stage. The area of a point grows with the number of steps. ``name``: the demo's results file.
     """
     side, gap, left, top, size = 220, 44, 62, 46, 15
     canvas = Canvas(left + 3 * side + 2 * gap + 16, top + side + 64, "Reliability of the decision to retrieve")
     for panel, (stage, title) in enumerate(STAGES.items()):
         start = left + panel * (side + gap)
-        found = demo_reliability("atlas", stage)
+        found = demo_reliability(name, stage)
 
         def at(probability: float, frequency: float, start: float = start) -> tuple[float, float]:
             return start + side * probability, top + side * (1 - frequency)

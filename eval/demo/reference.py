@@ -1,7 +1,7 @@
 """The claims of the mini world's demo over the reference seeds, whose results are in the documentation.
 
 A newcomer's demo is one seed, and one seed cannot decide a claim. ``reference.yaml`` has each claim's effect in
-every reference seed; ``docs/generate.py`` writes it from the results file.
+every reference seed: ``docs/generate.py`` writes it from the results file when all test seeds have been run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 from scipy.special import stdtrit
 
-from rag_train.eval.demo.claims import CLAIMS, FIRST, Compared
+from rag_train.eval.demo.claims import CLAIMS, Compared
 from rag_train.eval.metrics.intervals import Effect, effect_across_seeds, holm
 from rag_train.eval.metrics.summary import RunSummary
 
@@ -77,10 +77,8 @@ def reference() -> dict[str, list[float]]:
 
 
 def effects(runs: Sequence[RunSummary]) -> dict[str, list[float]]:
-    """Return each claim's effect in every seed of ``runs``, the runs of a demo in the order of its stages."""
-    first = runs[0].stage  # "base" in a file from before the mini world's demo had a cold start
-    names = [f"{run.strategy}, {FIRST if run.stage == first else run.stage}" for run in runs]
-    by_seed = {(name, *run.seeds): run for name, run in zip(names, runs, strict=True)}
+    """Return each claim's effect in every seed of ``runs``."""
+    by_seed = {(run.name, *run.seeds): run for run in runs}
     seeds = sorted({seed for run in runs for seed in run.seeds})
     return {
         text: [
@@ -92,11 +90,8 @@ def effects(runs: Sequence[RunSummary]) -> dict[str, list[float]]:
 
 
 def placed(runs: Sequence[RunSummary]) -> dict[str, Placed]:
-    """Return the claims of a demo in the mini world, by text; empty if the reference seeds cannot be compared.
-
-    The reference seeds were run before the mini world's demo had a cold start.
-    """
-    if runs[0].stage == FIRST:
+    """Return the claims of a demo in the mini world, by text; empty before all reference seeds have been run."""
+    if not reference():
         return {}
     decided = verdicts(reference())
     return {

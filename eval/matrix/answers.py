@@ -89,7 +89,8 @@ class Answers:
             return Outcome([trajectory], cost(trajectory.calls) | {"failed": int(trajectory.error is not None)})
 
         settings = self.settings | {"passages": kit.passages, "instructions": kit.instructions}
-        await run(questions, work, output, settings, label=self.strategy)
+        label = " on ".join(filter(None, (self.strategy, self.settings.get("questions"))))
+        await run(questions, work, output, settings, label=label)
         return read_records(output, Trajectory)
 
     def _add(self, questions: Sequence[Question], trajectories: Sequence[Trajectory]) -> None:

@@ -138,6 +138,8 @@ def write_report(path: Path, results: ReportData) -> None:
         frontier=frontier(runs, results.runs),
         stepping=[run for run in runs if run.steps],
         bounded=[run for run in runs if run.fact_boundary and run.fact_boundary.total],
+        forecasting=[run for run in runs if run.fact_calibration],
+        unit=axes([0.0, 1.0], [0.0, 1.0], WIDTH, HEIGHT),
         curves=[(curve, *curve_axes(curve)) for curve in results.curves],
         most_seconds=max((timing.seconds for timing in results.timings), default=0) or 1,
         bands=bands,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
@@ -63,9 +64,12 @@ def _attempt(name: str, look: Callable[[], Finding]) -> Finding:
 
 
 def _software() -> Finding:
-    value = {"rag_train": metadata.version("rag-train"), "python": platform.python_version()}
+    value: dict[str, Any] = {"rag_train": metadata.version("rag-train"), "python": platform.python_version()}
     value |= {"system": platform.system(), "machine": platform.machine()}
+    value["bytecode"] = not sys.dont_write_bytecode
     text = f"{value['rag_train']}, Python {value['python']}, {value['system']} {value['machine']}"
+    if sys.dont_write_bytecode:
+        text += "; PYTHONDONTWRITEBYTECODE is set: unset it, or each start of vLLM compiles its imports again"
     return Finding("rag-train", value, text)
 
 

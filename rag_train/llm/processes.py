@@ -6,7 +6,8 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -38,6 +39,22 @@ def run_tied(entry: tuple[str, str, str], parent: int, *args: Any, **kwargs: Any
     if entry == ENGINE:
         tie(WORKER)
     usual(*args, **kwargs)
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Within the block, spawned processes do not import the program's main module again.
+
+    vLLM's processes need nothing of it. A script would otherwise need the guard ``if __name__ == "__main__"``, and
+    on CPUs vLLM 0.32 does not start where a script has imported numba, which BM25 does.
+    """
+    main = vars(sys.modules["__main__"])
+    hidden = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
+    main["__spec__"] = None
+    try:
+        yield
+    finally:
+        main.update(hidden)
 
 
 def die_with(parent: int) -> None:

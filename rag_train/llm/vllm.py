@@ -13,7 +13,7 @@ from rag_train.errors import UserError
 from rag_train.llm.base import Completion, EngineError, Sampling, TokenLogprob, Usage
 from rag_train.llm.checkpoint import check_adapter, check_checkpoint, encode, load_tokenizer
 from rag_train.llm.log import log_file, starting
-from rag_train.llm.processes import tie
+from rag_train.llm.processes import tie, without_main
 from rag_train.precision import fast_dtype
 from rag_train.progress import console
 from rag_train.provenance import cores
@@ -121,33 +121,33 @@ class VLLMEngine:
                     f"engine.tensor_parallel={tensor_parallel}: this machine has {gpus} "
                     "GPUs; give at most that number"
                 )
-            tie()
-            engine = AsyncLLM.from_engine_args(
-                AsyncEngineArgs(
-                    model=model,
-                    max_model_len=max_context,  # pyrefly: ignore[bad-argument-type]
-                    dtype=fast_dtype(dtype),  # pyrefly: ignore[bad-argument-type]
-                    seed=seed,
-                    kv_cache_memory_bytes=kv_cache_bytes or (2**30 if on_cpu else None),
-                    enable_prefix_caching=True,
-                    # On CPUs, a seeded sample whose prompt is read in parts would end the engine: PyTorch's
-                    # generators on CPUs have no offset, which vLLM 0.32 sets back after each part.
-                    enable_chunked_prefill=False if on_cpu else None,
-                    block_size=32 if on_cpu else None,  # vLLM's default on CPUs, 128, would share few prefixes
-                    enforce_eager=on_cpu,
-                    enable_lora=max_lora_rank is not None,
-                    max_loras=MAX_LORAS,
-                    max_lora_rank=next(rank for rank in LORA_RANKS if rank >= (max_lora_rank or 1)),
-                    max_num_seqs=max_sequences,
-                    tensor_parallel_size=tensor_parallel,
-                    gpu_memory_utilization=gpu_memory or AsyncEngineArgs.gpu_memory_utilization,
-                    tokenizer=tokenizer,
-                    worker_extension_cls="rag_train.llm.reload.Reload" if reloads else "",
-                    logprobs_mode="processed_logprobs" if reloads else "raw_logprobs",
-                    disable_log_stats=True,
-                    enable_log_requests=False,
-                )
+            arguments = AsyncEngineArgs(
+                model=model,
+                max_model_len=max_context,  # pyrefly: ignore[bad-argument-type]
+                dtype=fast_dtype(dtype),  # pyrefly: ignore[bad-argument-type]
+                seed=seed,
+                kv_cache_memory_bytes=kv_cache_bytes or (2**30 if on_cpu else None),
+                enable_prefix_caching=True,
+                # On CPUs, a seeded sample whose prompt is read in parts would end the engine: PyTorch's
+                # generators on CPUs have no offset, which vLLM 0.32 sets back after each part.
+                enable_chunked_prefill=False if on_cpu else None,
+                block_size=32 if on_cpu else None,  # vLLM's default on CPUs, 128, would share few prefixes
+                enforce_eager=on_cpu,
+                enable_lora=max_lora_rank is not None,
+                max_loras=MAX_LORAS,
+                max_lora_rank=next(rank for rank in LORA_RANKS if rank >= (max_lora_rank or 1)),
+                max_num_seqs=max_sequences,
+                tensor_parallel_size=tensor_parallel,
+                gpu_memory_utilization=gpu_memory or AsyncEngineArgs.gpu_memory_utilization,
+                tokenizer=tokenizer,
+                worker_extension_cls="rag_train.llm.reload.Reload" if reloads else "",
+                logprobs_mode="processed_logprobs" if reloads else "raw_logprobs",
+                disable_log_stats=True,
+                enable_log_requests=False,
             )
+            tie()
+            with without_main():
+                engine = AsyncLLM.from_engine_args(arguments)
         limit = engine.model_config.max_model_len
         return cls(engine, own_tokenizer, Path(model).name, limit, max_lora_rank)
 

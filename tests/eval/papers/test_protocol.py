@@ -74,7 +74,7 @@ def test_test_seeds_are_run_alone_with_the_protocols_settings():
     assert not protocol.are_test_seeds(protocol.seeds.dev, {}) and not protocol.are_test_seeds([], {})
     assert protocol.are_test_seeds(TEST, settings(work="elsewhere"))
     assert protocol.are_test_seeds(TEST[:1], settings())
-    with pytest.raises(UserError, match=r"--seeds 0: not one of the test seeds \[10, 11"):
+    with pytest.raises(UserError, match=r"--seeds 0: not one of the test seeds \[20, 21"):
         protocol.are_test_seeds([*TEST, 0], settings())
     with pytest.raises(UserError, match="run with questions=60, not 61"):
         protocol.are_test_seeds(TEST, settings(questions=61))

@@ -81,6 +81,12 @@ def test_more_memory_is_enough_for_as_large_models(one: int, other: int, devices
     assert size(less["train"]) <= size(less["lora"])
 
 
+@pytest.mark.parametrize("off", [False, True])
+def test_an_environment_in_which_engines_start_slowly_is_told(off: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", off)
+    assert ("unset it" in next(examination.examine()).text) is off
+
+
 def test_machines_that_people_have():
     assert largest(80 * GIB, 8)["train"] == "qwen2.5-32b"
     assert largest(80 * GIB, 1) == {"serve": "qwen2.5-32b", "lora": "qwen2.5-32b", "train": "qwen3-4b"}

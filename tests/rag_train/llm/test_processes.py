@@ -47,9 +47,32 @@ def test_a_tied_process_dies_with_its_parent(method: str, sent: signal.Signals, 
         assert parent.communicate(timeout=60)[0] == b""
 
 
+UNGUARDED = """
+import multiprocessing
+from rag_train.llm.processes import without_main
+
+print("main", flush=True)
+with without_main():
+    process = multiprocessing.get_context("spawn").Process(target=print, args=("child",))
+    process.start()
+process.join()
+print(__file__)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_is_not_run_again(tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment)
+    assert done.stdout.splitlines() == ["main", "child", str(script)], done.stderr
+
+
 VLLM = """
 import asyncio, signal, sys
 import psutil
+import numba  # with its library loaded, vLLM 0.32 does not start on CPUs
 from rag_train.llm.vllm import VLLMEngine
 
 async def go():
@@ -57,8 +80,7 @@ async def go():
     print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
     signal.pause()
 
-if __name__ == "__main__":
-    asyncio.run(go())
+asyncio.run(go())
 """
 
 
