@@ -25,10 +25,10 @@ DEMO: dict[tuple[str, str], Label] = {
     ("direct", "cold start"): Label("direct answer", "muted", 14, -2, "start"),
     ("rag", "cold start"): Label("retrieve once", "muted", 16, -4, "start"),
     ("deeprag-parametric", "stage 2"): Label("Stage II, never retrieve", "memory", 14, 0, "start"),
-    ("deeprag", "stage 1"): Label("DeepRAG, Stage I", "retrieve", -14, 22, "end"),
-    ("deeprag", "stage 2"): Label("DeepRAG, Stage II", "good", -60, -32),
-    ("deeprag-retrieve", "stage 2"): Label("Stage II, always retrieve", "memory", -24, 52),
-    ("deeprag-retrieve", "cold start"): Label("before Stage I, always retrieve", "muted", -30, -40),
+    ("deeprag", "stage 1"): Label("DeepRAG, Stage I", "retrieve", 14, 22, "start"),
+    ("deeprag", "stage 2"): Label("DeepRAG, Stage II", "good", 0, -18),
+    ("deeprag-retrieve", "stage 2"): Label("Stage II, always retrieve", "memory", 0, 26),
+    ("deeprag-retrieve", "cold start"): Label("cold start, always retrieve", "muted", -30, -22),
 }
 """The points of the demo, by strategy and model."""
 ATLAS: dict[tuple[str, str], Label] = {
