@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
-	@echo "make demo-seeds      the mini world's demo on the test seeds of its protocol (hours); SEEDS=10 runs one"
+	@echo "make demo-seeds      the mini world's demo on the test seeds of its protocol (hours); SEEDS=20 runs one"
 	@echo "make atlas-seeds     the demo on a real model and real facts, on the test seeds of its protocol (hours)"
 	@echo "make real            every strategy on a real model and real facts (DATA=DIR: on released question files; SEEDS=30: one seed)"
 	@echo "make strategies      every strategy on the mini world, over a mini model that was taught all formats"

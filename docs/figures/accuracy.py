@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from generator.results import DEMO as RESULT
-from generator.results import demo_groups, demo_mean
+from generator.results import DEMO, demo_groups, demo_mean
 
 from figures.svg import Canvas, Colour
 
@@ -21,7 +20,7 @@ class Label(NamedTuple):
     anchor: Literal["start", "middle", "end"] = "middle"
 
 
-DEMO: dict[tuple[str, str], Label] = {
+MINI_WORLD: dict[tuple[str, str], Label] = {
     ("direct", "cold start"): Label("direct answer", "muted", 14, -2, "start"),
     ("rag", "cold start"): Label("retrieve once", "muted", 16, -4, "start"),
     ("deeprag-parametric", "stage 2"): Label("Stage II, never retrieve", "memory", 14, 0, "start"),
@@ -30,7 +29,7 @@ DEMO: dict[tuple[str, str], Label] = {
     ("deeprag-retrieve", "stage 2"): Label("Stage II, always retrieve", "memory", 0, 26),
     ("deeprag-retrieve", "cold start"): Label("cold start, always retrieve", "muted", -30, -22),
 }
-"""The points of the demo, by strategy and model."""
+"""The points of the demo in the mini world, by strategy and model."""
 ATLAS: dict[tuple[str, str], Label] = {
     ("direct", "cold start"): Label("direct answer", "muted", 14, -6, "start"),
     ("cot", "cold start"): Label("chain of thought", "muted", 14, 10, "start"),
@@ -47,7 +46,7 @@ ATLAS: dict[tuple[str, str], Label] = {
 
 def draw() -> Canvas:
     """Exact match against retrievals in the mini world's demo."""
-    return _scatter(RESULT, DEMO, "mini world, 2 to 4 hops; small points: single seeds")
+    return _scatter(DEMO, MINI_WORLD, "mini world, 2 to 4 hops; small points: single seeds")
 
 
 def draw_atlas() -> Canvas:
@@ -81,13 +80,6 @@ def _scatter(name: str, labels: Mapping[tuple[str, str], Label], note: str) -> C
         px, py = x(demo_mean(*key, "retrievals", name)), y(demo_mean(*key, "em", name))
         canvas.dot(px, py, 7, label.colour)
         bold = label.colour == "good"
-        canvas.text(
-            px + label.dx,
-            py + label.dy + 4,
-            label.text,
-            size=size,
-            colour=label.colour,
-            anchor=label.anchor,
-            bold=bold,
-        )
+        place = (px + label.dx, py + label.dy + 4)
+        canvas.text(*place, label.text, size=size, colour=label.colour, anchor=label.anchor, bold=bold)
     return canvas

@@ -16,15 +16,14 @@ import yaml
 
 from generator.markdown import between, bullets, number, percent, spread, table
 from rag_train.eval.demo.claims import CLAIMS, FIRST, LAST, verdict
-from rag_train.eval.demo.miniworld_seeds import PROTOCOL
-from rag_train.eval.demo.reference import effects, verdicts
+from rag_train.eval.demo.reference import effects, is_complete, verdicts_so_far
 from rag_train.eval.matrix.tables import cause_table, decision_table
 from rag_train.eval.metrics import intervals
 from rag_train.eval.metrics.reliability import Reliability
 from rag_train.eval.metrics.summary import RunSummary, pool
 from rag_train.eval.papers.judge import JudgedClaim
 from rag_train.eval.papers.page import VERDICTS, Reproduction, shown
-from rag_train.eval.papers.protocol import LOG, load_protocol, seeds_of
+from rag_train.eval.papers.protocol import LOG, load_protocol
 from rag_train.eval.real.gains import gains_table
 from rag_train.strategies.registry import STRATEGIES
 from rag_train.table import Table
@@ -73,18 +72,21 @@ def provenance(name: str) -> str:
 # --- the demo ---------------------------------------------------------------------------------------------------
 
 
+def _demo_runs(name: str) -> list[dict[str, Any]]:
+    data = load(name)
+    return data["runs"] if "runs" in data else [run for seed in data["seeds"].values() for run in seed["runs"]]
+
+
 def demo_runs(name: str) -> list[RunSummary]:
     """Runs of a demo: one for each strategy, model and seed."""
-    data = load(name)
-    runs = data["runs"] if "runs" in data else [run for seed in data["seeds"].values() for run in seed["runs"]]
-    return [RunSummary.model_validate(run) for run in runs]
+    return [RunSummary.model_validate(run) for run in _demo_runs(name)]
 
 
 def demo_groups(name: str = DEMO) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Runs of a demo by (strategy, stage), one for each seed, as JSON values."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for run in demo_runs(name):
-        groups[run.strategy, run.stage].append(run.model_dump(mode="json"))
+    for run in _demo_runs(name):
+        groups[run["strategy"], run["stage"]].append(run)
     return dict(groups)
 
 
@@ -112,28 +114,17 @@ def demo_table(name: str = DEMO) -> str:
 
 def demo_reference() -> str:
     """The effect of each reference seed by claim, as the demo's page reads it."""
-    found = effects(demo_runs(DEMO)) if demo_is_complete() else {}
+    runs = demo_runs(DEMO)
+    found = effects(runs) if is_complete(runs) else {}
     comment = "# Written by docs/generate.py from docs/results when all test seeds have been run."
     return f"{comment}\n{yaml.safe_dump(found, width=200)}"
 
 
-def demo_is_complete() -> bool:
-    """Whether all test seeds of the mini world's demo have been run."""
-    return [int(seed) for seed in load(DEMO)["seeds"]] == seeds_of(PROTOCOL, "test")
-
-
-def seeds_run() -> str:
-    """How many test seeds of the mini world's demo have been run."""
-    done, all_seeds = len(load(DEMO)["seeds"]), len(seeds_of(PROTOCOL, "test"))
-    return f"{done} test seeds" if done == all_seeds else f"{done} of {all_seeds} test seeds"
-
-
 def demo_seed_claims() -> str:
     """The claims with the seed as the unit; the verdicts are open until all test seeds have been run."""
-    found = effects(demo_runs(DEMO))
-    decided = verdicts(found) if demo_is_complete() else dict.fromkeys(found, "open")
-    rows = []
-    for text, values in found.items():
+    runs = demo_runs(DEMO)
+    decided, rows = verdicts_so_far(runs), []
+    for text, values in effects(runs).items():
         effect = intervals.effect_across_seeds(values) if len(values) > 1 else None
         over_seeds = f"{effect.mean:+.3f} {_signed(effect)}" if effect else "–"
         rows.append([text, f"**{decided[text]}**", over_seeds, _differences(values)])
@@ -222,9 +213,9 @@ def _cell(text: str) -> str:
     return f"`{line}`" if line else "–"
 
 
-def demo_seeds(name: str = DEMO) -> str:
+def demo_seeds(name: str) -> str:
     groups, rows = demo_groups(name), []
-    for seed in dict.fromkeys(seed for run in demo_runs(name) for seed in run.seeds):
+    for seed in dict.fromkeys(seed for run in _demo_runs(name) for seed in run["seeds"]):
         runs = {key: next(run for run in group if run["seeds"] == [seed]) for key, group in groups.items()}
         stage1, stage2 = runs["deeprag", "stage 1"], runs["deeprag", "stage 2"]
         rows.append(
@@ -1156,7 +1147,7 @@ FUNCTIONS = {
     for function in (
         across_seeds, all_claims, attack_table, claim_count, claims_by_paper, control_table, demo_causes,
         demo_claims, demo_hops, demo_mean, demo_mistakes, demo_seed_claims, demo_seeds, demo_table, demo_timings,
-        demo_verdicts, demo_cost, seeds_run,
+        demo_verdicts, demo_cost,
         first_hour_outputs, first_hour_table, first_lines, gold_hops, gold_left_out, gold_targets, headlines,
         hipporag_table, mini_model_table,
         hostile_table, load, outage_table, overhead_table, protocol_margins, provenance, rehearsal_table,

@@ -1,4 +1,4 @@
-"""Tools that the benchmarks share. Heavy imports wait, because vLLM's worker processes import a benchmark again."""
+"""Tools that the benchmarks share. Heavy imports wait until they are needed, so that --help answers at once."""
 
 from __future__ import annotations
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error, seed_list
 
-PROTOCOL = Path(__file__).with_name("miniworld_protocol.yaml")
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = benchmark_parser(__doc__)
@@ -28,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     from rag_train.eval.by_seed import run_by_seed
     from rag_train.eval.demo.recipe import DemoRecipe
-    from rag_train.eval.demo.reference import effects, verdicts
+    from rag_train.eval.demo.reference import PROTOCOL, effects, verdicts_so_far
     from rag_train.eval.demo.run import run_seed
     from rag_train.eval.metrics.summary import RunSummary
     from rag_train.eval.papers.protocol import logged, seeds_of
@@ -46,11 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with logged("demo of the mini world", seeds, PROTOCOL) as outcome:
             found = run_by_seed(options.output / "demo_seeds.json", asdict(recipe), seeds, run)
             runs = [RunSummary.model_validate(run) for result in found.values() for run in result["runs"]]
-            by_claim = effects(runs)
-            decided = verdicts(by_claim) if len(found) > 1 else dict.fromkeys(by_claim, "one seed")
+            decided = verdicts_so_far(runs)
             lines = [
                 f"{text}: {decided[text]}, {', '.join(f'{value:+.3f}' for value in values)}"
-                for text, values in by_claim.items()
+                for text, values in effects(runs).items()
             ]
             outcome.text = f"seeds {', '.join(map(str, found))}; {'; '.join(lines)}"
         for line in lines:

@@ -18,8 +18,10 @@ from scipy.special import stdtrit
 from rag_train.eval.demo.claims import CLAIMS, Compared
 from rag_train.eval.metrics.intervals import Effect, effect_across_seeds, holm
 from rag_train.eval.metrics.summary import RunSummary
+from rag_train.eval.papers.protocol import seeds_of
 
 FILE = Path(__file__).with_name("reference.yaml")
+PROTOCOL = Path(__file__).with_name("miniworld_protocol.yaml")
 LEVEL = 0.025
 """Level of each one-sided test, with Holm's correction over the claims."""
 
@@ -39,6 +41,16 @@ def verdicts(seeds: Mapping[str, Sequence[float]]) -> dict[str, str]:
         text: "holds" if p <= LEVEL else "fails" if contrary <= LEVEL else "cannot be told apart"
         for text, p, contrary in zip(found, above, below, strict=True)
     }
+
+
+def is_complete(runs: Sequence[RunSummary]) -> bool:
+    """Whether the runs are those of all test seeds."""
+    return sorted({seed for run in runs for seed in run.seeds}) == seeds_of(PROTOCOL, "test")
+
+
+def verdicts_so_far(runs: Sequence[RunSummary]) -> dict[str, str]:
+    """Return the verdict on each claim, which is "open" before all test seeds have been run."""
+    return verdicts(effects(runs)) if is_complete(runs) else dict.fromkeys(CLAIMS, "open")
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ class Answers:
         Args:
             folder: parent folder of the answers of all strategies and settings.
             strategy: name with settings, as `rag_train.strategies.registry.parse_strategy` reads it.
-            settings: everything else that the answers depend on, such as model and index; JSON values.
+            settings: everything else that the answers depend on, such as model and index; JSON values. If there is
+                ``questions``, the name of the question set, the progress bar shows it.
         """
         self.strategy = strategy
         self.settings = {**settings, "strategy": strategy}

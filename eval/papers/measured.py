@@ -151,11 +151,11 @@ class Measurements:
 
     def values(self, measure: RowMeasure) -> list[float]:
         """Return a metric's value for each seed; shares are in percent."""
-        metric_of, scale = statistic(measure.metric), _scale(measure.metric)
+        key, metric_of, scale = measure.key, statistic(measure.metric), _scale(measure.metric)
         for i, seed in enumerate(self.recorded):
-            if measure.key not in seed:
-                seed[measure.key] = scale * float(metric_of(self.addends(measure, i).sum(axis=0)))
-        return [seed[measure.key] for seed in self.recorded]
+            if key not in seed:
+                seed[key] = scale * float(metric_of(self.addends(measure, i).sum(axis=0)))
+        return [seed[key] for seed in self.recorded]
 
     def mean(self, measure: RowMeasure) -> float:
         """Return the mean of `values`."""

@@ -105,15 +105,20 @@ def reproduce(paper: str | None, id: str | None, sources: Sequence[Source], outp
             write(found, output)
             outcome.text = ", ".join(f"{count} {verdict}" for verdict, count in found.counts.items())
     else:
-        measurements = Measurements(sources)
-        asyncio.run(measurements.run(_with_compared(chosen)))
-        found = judged_tables(chosen, measurements, seeds, "")
+        found = judged_tables(chosen, _measured(chosen, sources), seeds, "")
         write(found, output)
     for table in tables_of(found).values() if id else []:
         console.print(table)
     console.print(claims_table(found))
     console.print(f"wrote {output / 'reproduction.html'}")
     return found.claims
+
+
+def _measured(chosen: Sequence[tuple[str, str, PublishedTable]], sources: Sequence[Source]) -> Measurements:
+    """Answer all requests of the tables and of those that claims compare them with."""
+    measurements = Measurements(sources)
+    asyncio.run(measurements.run(_with_compared(chosen)))
+    return measurements
 
 
 def _values_by_seed(
@@ -123,8 +128,7 @@ def _values_by_seed(
     by_seed = {source.world_seed: source for source in sources}
 
     def values(seed: int) -> dict[str, Any]:
-        measurements = Measurements([by_seed[seed]])
-        asyncio.run(measurements.run(_with_compared(chosen)))
+        measurements = _measured(chosen, [by_seed[seed]])
         judged_tables(chosen, measurements, [seed], "")  # asks for all values that the tables and claims need
         return {"values": {key: None if isnan(value) else value for key, value in measurements.recorded[0].items()}}
 

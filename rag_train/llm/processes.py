@@ -46,7 +46,7 @@ def without_main() -> Iterator[None]:
     """Within the block, spawned processes do not import the program's main module again.
 
     vLLM's processes need nothing of it. A script would otherwise need the guard ``if __name__ == "__main__"``, and
-    on CPUs vLLM 0.32 does not start where a script has imported numba, which BM25 does.
+    on CPUs vLLM 0.32 fails in a worker that has loaded llvmlite, as numba does, with which BM25 searches.
     """
     main = vars(sys.modules["__main__"])
     hidden = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}

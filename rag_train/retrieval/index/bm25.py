@@ -3,8 +3,7 @@
 The tests compare the results with bm25s. The package itself is not used because it builds indexes in memory and
 its top-k selection orders equal scores arbitrarily, while training sets must be reproducible.
 
-bm25s (for its stop words) and numba are imported on first use: vLLM's workers import the main script of the process
-that starts them, and on CPUs they fail if llvmlite is already loaded.
+bm25s (for its stop words) and numba are imported on first use, because they take long.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 from support.paths import ROOT
 
 from rag_train.eval.demo.claims import CLAIMS
-from rag_train.eval.demo.reference import Placed, effects, reference, verdicts
+from rag_train.eval.demo.reference import Placed, effects, reference, verdicts, verdicts_so_far
 from rag_train.eval.metrics.intervals import effect_across_seeds
 from rag_train.eval.metrics.summary import RunSummary
 from rag_train.eval.pages.results import load_results, write_report
@@ -24,7 +24,9 @@ def runs_of(name: str) -> list[RunSummary]:
 
 
 def test_every_claim_has_an_effect_in_every_seed():
-    found = effects(runs_of("demo_first"))
+    runs = runs_of("demo_first")
+    found = effects(runs)
+    assert verdicts_so_far(runs) == dict.fromkeys(CLAIMS, "open")  # of one seed
     assert found.keys() == CLAIMS.keys() and {len(values) for values in found.values()} == {1}
     assert reference() == {} or reference().keys() == CLAIMS.keys()
 
