@@ -80,7 +80,7 @@ def load_protocol(path: Path = PROTOCOL) -> Protocol:
 
 
 def seeds_of(path: Path, split: str, chosen: Sequence[int] | None = None) -> list[int]:
-    """Return the seeds of a split (dev or test) in the protocol of a benchmark, or the ``chosen`` ones of them.
+    """Return the seeds of a split (such as dev or test) in the protocol of a benchmark, or the ``chosen`` ones of them.
 
     Raises UserError for a chosen seed that the split does not have.
     """

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.overrides or options.recipe:
             run(recipe, options.seeds or [0, 1, 2], options.data, options.work, options.output)
             return
-        seeds = seeds_of(PROTOCOL, "test", options.seeds)
+        seeds = seeds_of(PROTOCOL, "files" if options.data else "test", options.seeds)
         what = f"every strategy on a real model, {'released files' if options.data else 'the atlas'}"
         with logged(what, seeds, PROTOCOL) as outcome:
             gains = run(recipe, seeds, options.data, options.work, options.output)
