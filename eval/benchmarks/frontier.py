@@ -1,10 +1,10 @@
 """Accuracy against retrievals: Stage III at several prices of a retrieval, Stages I and II at several thresholds.
 
 For each seed of the mini world's demo, Stage III starts from the model of Stage I and from that of Stage II. All
-models answer the same questions. A point of Stage III is above the sweep of Stage II by the difference of its exact
-match to that of the sweep at as many retrievals (`above`). What changed is measured by itself: decisions against
-the known boundary, and causes of wrong answers (subqueries, reading, stopping). Writes bench_frontier.json
-(bench_frontier_dev.json with --split dev).
+models answer the same questions. A point of Stage III is compared with what the models of Stages I and II reach at
+as many retrievals (`above`). What changed is measured by itself: decisions against the known boundary, and causes
+of wrong answers (subqueries, reading, stopping). Writes bench_frontier.json (bench_frontier_dev.json with --split
+dev).
 
 First: rag-train demo --seeds 0
 Then:  python -m rag_train.eval.benchmarks.frontier --seeds 0
@@ -16,6 +16,7 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rag_train.eval.benchmarks.common import exit_on_user_error, stage3_recipe
@@ -26,14 +27,15 @@ if TYPE_CHECKING:
 
 STARTS = {"stage1": "stage 1", "stage2": "stage 2"}
 """Folders of the models that Stage III starts from, with their names in the tables."""
-THRESHOLDS = (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98)
-"""Probabilities of retrieving from which the models of Stages I and II retrieve."""
+THRESHOLDS = (0.0, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 1.01)
+"""Probabilities of retrieving from which the models of Stages I and II retrieve: from always to never."""
 
 
 def main() -> None:
     parser = stage3_parser(__doc__, "frontier")
     parser.add_argument("--prices", type=float, nargs="+", default=[0.0, 0.05, 0.2, 0.5], help="of a retrieval")
     parser.add_argument("--questions", type=int, default=640, help="training questions of Stage III")
+    parser.add_argument("--lr", type=float, default=1e-4, help="learning rate of Stage III")
     options = parser.parse_args()
 
     from rag_train.eval.benchmarks.reporting import differences, recorded
@@ -56,21 +58,30 @@ def main() -> None:
     runs = [RunSummary.model_validate(run) for result in results.values() for run in result["runs"]]
     for table in (main_table, decision_table, cause_table):
         console.print(table(pool(runs)))
-    for stage in next(iter(results.values()))["above"]:
-        found = [result["above"][stage] for result in results.values()]
-        if None in found:
-            console.print(f"{stage}: outside the sweep's retrievals")
-        else:
-            console.print(f"{stage} over Stage II's sweep at as many retrievals: EM {differences(found)}")
+    for start in STARTS.values():
+        means = []
+        for stage in (name for name in next(iter(results.values()))["above"] if f"from {start}," in name):
+            found = {seed: result["above"][stage] for seed, result in results.items()}
+            inside = [value for value in found.values() if value is not None]
+            told = f"EM {differences(inside)}" if inside else "no seed"
+            console.print(f"{stage}, over Stages I and II: {told}; {len(found) - len(inside)} seeds outside")
+        for result in results.values():
+            own = [each for name, each in result["above"].items() if f"from {start}," in name and each is not None]
+            means += [fmean(own)] if own else []
+        if means:
+            console.print(f"stage 3 from {start}, mean over its prices: EM {differences(means)}")
 
 
 async def frontier(options: argparse.Namespace, seed: DemoSeed) -> dict[str, Any]:
     """Train and evaluate one seed."""
+    from rag_train.files import write_records
     from rag_train.training.run import train
 
     swept = [f"{DEEPRAG},threshold={threshold}" for threshold in THRESHOLDS]
-    sweep = await seed.runs(seed.models / "stage2", "stage 2", swept)
-    runs = [*sweep, *await seed.runs(seed.models / "stage1", "stage 1", swept)]
+    sweep = [run for folder, name in STARTS.items() for run in await seed.runs(seed.models / folder, name, swept)]
+    runs = list(sweep)
+    data = seed.folder / "questions.jsonl"
+    write_records(data, seed.training[: options.questions])
     lifted: dict[str, float | None] = {}
     for start, name in STARTS.items():
         for price in options.prices:
@@ -86,17 +97,29 @@ async def frontier(options: argparse.Namespace, seed: DemoSeed) -> dict[str, Any
 
 
 def above(run: RunSummary, sweep: Sequence[RunSummary]) -> float | None:
-    """Return the exact match of ``run`` above that of the sweep at as many retrievals, or None outside the sweep.
+    """Return the exact match of ``run`` above what ``sweep`` reaches at as many retrievals, or None outside it.
 
-    Between two points of the sweep, exact match is interpolated.
+    Two points of a sweep, mixed at random by question, reach every point of the line between them. So the sweep
+    reaches its upper convex hull.
     """
     import numpy as np
 
     points = sorted((point.retrievals.mean, point.em.mean) for point in sweep)
-    retrievals, matches = zip(*points, strict=True)
-    if not retrievals[0] <= run.retrievals.mean <= retrievals[-1]:
+    if not points[0][0] <= run.retrievals.mean <= points[-1][0]:
         return None
+    hull: list[tuple[float, float]] = []
+    for point in points:
+        while hull and (hull[-1][0] == point[0] or (len(hull) > 1 and _is_below(hull[-1], hull[-2], point))):
+            hull.pop()
+        hull.append(point)
+    retrievals, matches = zip(*hull, strict=True)
     return run.em.mean - float(np.interp(run.retrievals.mean, retrievals, matches))
+
+
+def _is_below(point: tuple[float, float], left: tuple[float, float], right: tuple[float, float]) -> bool:
+    """Return whether ``point`` is below the line from ``left`` to ``right``, or on it."""
+    rise = (right[1] - left[1]) * (point[0] - left[0])
+    return (point[1] - left[1]) * (right[0] - left[0]) <= rise
 
 
 if __name__ == "__main__":

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from rag_train.errors import UserError
 from rag_train.eval.by_seed import run_by_seed
 from rag_train.eval.metrics.intervals import effect_across_seeds
 from rag_train.eval.papers.protocol import logged, seeds_of
@@ -25,20 +28,28 @@ def recorded(
 
     Args:
         what: name of the benchmark in the log; its last word names the file.
-        protocol: file with the lists ``dev`` and ``test`` of seeds.
+        protocol: file with the lists ``dev`` and ``test`` of seeds, and the ``settings`` of test runs by the
+            benchmark's name, null until they are chosen.
         options: ``seeds``, ``split`` and ``output`` of the command line.
         settings: what all seeds have in common.
         run: returns the result of a seed.
 
     Raises:
-        UserError: if the seeds are not those of the split, or the protocol is not committed.
+        UserError: if the seeds are not those of the split; for test seeds also if the protocol is not committed or
+            has other settings.
     """
     seeds = seeds_of(protocol, options.split, options.seeds)
-    name = f"bench_{what.split()[-1]}"
+    name = what.split()[-1]
     if options.split == "dev":
-        return run_by_seed(options.output / f"{name}_dev.json", settings, seeds, run)
+        return run_by_seed(options.output / f"bench_{name}_dev.json", settings, seeds, run)
+    chosen = yaml.safe_load(protocol.read_text(encoding="utf-8"))["settings"][name] or {}
+    if changed := [key for key in settings if key != "split" and settings[key] != chosen.get(key)]:
+        raise UserError(
+            f"{protocol.name}: test seeds are run with {changed[0]}={chosen.get(changed[0])}, not "
+            f"{settings[changed[0]]}; choose settings on dev seeds and commit them in the protocol"
+        )
     with logged(what, seeds, protocol):
-        return run_by_seed(options.output / f"{name}.json", settings, seeds, run)
+        return run_by_seed(options.output / f"bench_{name}.json", settings, seeds, run)
 
 
 def differences(values: Sequence[float]) -> str:

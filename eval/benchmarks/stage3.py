@@ -15,6 +15,7 @@ from rag_train.errors import UserError
 from rag_train.eval.benchmarks.common import benchmark_parser, seed_list
 
 if TYPE_CHECKING:
+    from rag_train.eval.demo.recipe import DemoRecipe
     from rag_train.eval.metrics.summary import RunSummary
     from rag_train.retrieval.batching import AsyncRetriever
     from rag_train.schema import Question
@@ -30,6 +31,7 @@ class DemoSeed:
     Attributes:
         models: folder of the demo with stage1/ and stage2/.
         folder: working directory of this seed, with ``index``.
+        training: training questions that no stage has seen.
         questions: questions to answer.
         known: whether the pretrained model knows a fact, by subquery.
     """
@@ -37,6 +39,7 @@ class DemoSeed:
     seed: int
     models: Path
     folder: Path
+    training: list[Question]
     questions: list[Question]
     known: dict[str, bool]
     retriever: AsyncRetriever
@@ -78,59 +81,81 @@ def stage3_parser(description: str | None, name: str) -> argparse.ArgumentParser
     parser.add_argument("--demo", type=Path, default=Path("runs/demo"), help="working directory of the demo")
     parser.add_argument("--work", type=Path, default=Path("runs") / name, help="working directory; runs are kept")
     parser.add_argument("--seeds", type=seed_list, default="0", help="comma-separated seeds of the demo")
-    parser.add_argument("--lr", type=float, default=1e-4, help="learning rate of Stage III")
     parser.add_argument("--split", choices=("dev", "test"), default="dev", help="dev to choose, test to report")
     return parser
 
 
+def demo_recipe() -> DemoRecipe:
+    """Return the recipe of the demo whose models are trained further."""
+    from rag_train.eval.demo.recipe import DemoRecipe
+    from rag_train.recipe import load_recipe
+    from rag_train.working_files import PACKAGE
+
+    return load_recipe(DemoRecipe, PACKAGE / "recipes/demo.yaml", [])
+
+
 def models_of(demo: Path, seeds: Sequence[int]) -> dict[int, Path]:
-    """Return the demo's folder of each seed. Raises UserError if the demo has not finished one of them."""
-    found = {seed: sorted(demo.glob(f"seed{seed}-*/stage2/training.json")) for seed in seeds}
-    if missing := ",".join(str(seed) for seed, files in found.items() if not files):
-        raise UserError(f"--demo {demo}: no models of seed {missing}; run rag-train demo --seeds {missing} first")
-    return {seed: files[0].parents[1] for seed, files in found.items()}
+    """Return the demo's folder of each seed, from a run with the recipe as it is now.
+
+    Raises UserError if the demo has not finished a seed.
+    """
+    from rag_train.eval.demo.run import folder_of
+    from rag_train.training.result import RESULT
+
+    recipe = demo_recipe()
+    runs = (recipe, replace(recipe, split="dev"))
+    found = {
+        seed: [
+            folder
+            for folder in (folder_of(run, seed, demo) for run in runs)
+            if (folder / "stage2" / RESULT).is_file()
+        ]
+        for seed in seeds
+    }
+    if missing := ",".join(str(seed) for seed, folders in found.items() if not folders):
+        raise UserError(
+            f"--demo {demo}: no models of seed {missing} by recipes/demo.yaml as it is now; run rag-train demo "
+            f"--seeds {missing} first"
+        )
+    return {seed: folders[0] for seed, folders in found.items()}
 
 
 def open_seed(models: Path, seed: int, work: Path, split: str, training: int) -> DemoSeed:
-    """Return a seed, and write ``questions.jsonl``, its training questions that no stage has seen.
+    """Return a seed, with an index of its corpus.
 
     Args:
         models: the demo's folder of the seed.
         work: parent of the seed's working directory.
         split: split of the questions to answer.
-        training: number of training questions.
+        training: number of training questions that are needed.
 
     Raises:
         UserError: if so many are not left.
     """
-    from rag_train.eval.demo.recipe import DemoRecipe, MiniWorldRecipe
+    from rag_train.eval.demo.recipe import MiniWorldRecipe
     from rag_train.eval.demo.world import training_questions
-    from rag_train.eval.miniworld.lab import COMPARISONS_TAUGHT, multi_hop
-    from rag_train.files import write_records
+    from rag_train.eval.miniworld.lab import multi_hop
     from rag_train.miniworld.world import World, known_subqueries
-    from rag_train.recipe import load_recipe
     from rag_train.retrieval.batching import AsyncRetriever
     from rag_train.retrieval.index.bm25_build import build_bm25
     from rag_train.retrieval.open import open_retriever
-    from rag_train.working_files import PACKAGE
 
-    demo = load_recipe(DemoRecipe, PACKAGE / "recipes/demo.yaml", [])
+    demo = demo_recipe()
     world = World(replace((demo.miniworld or MiniWorldRecipe()).world, seed=seed))
-    folder = work / f"seed{seed}"
+    folder = work / models.name
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "index").exists():
         build_bm25(world.corpus(), folder / "index")
     _, stages = training_questions(world, demo)
     seen = {question.question for question in stages[: demo.stage1.questions + demo.stage2.questions]}
-    several = multi_hop(world.questions("train", comparisons=COMPARISONS_TAUGHT))
-    left = [question for question in several if question.question not in seen]
+    left = [question for question in multi_hop(world.questions("train")) if question.question not in seen]
     if len(left) < training:
         raise UserError(f"seed {seed}: {len(left)} training questions are left, but {training} are needed")
-    write_records(folder / "questions.jsonl", left[:training])
     return DemoSeed(
         seed,
         models,
         folder,
+        left,
         multi_hop(world.questions(split))[: demo.test_questions],
         known_subqueries(world),
         AsyncRetriever(open_retriever(str(folder / "index"))),

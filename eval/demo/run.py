@@ -98,7 +98,7 @@ def run_demo(
 async def run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) -> SeedResult:
     """Run one seed; steps that are completed in ``work`` are not repeated."""
     began = time.perf_counter()
-    folder = work / f"seed{seed}-{_key(recipe)}"
+    folder = folder_of(recipe, seed, work)
     world = open_world(recipe, seed, folder, work, scratch)
     retriever = AsyncRetriever(world.index)
     timings = {"world, index and starting model": time.perf_counter() - began}
@@ -177,15 +177,16 @@ async def run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) -> 
     return SeedResult(summaries, trajectories, world.asked, known, curves, timings)
 
 
-def _key(recipe: DemoRecipe) -> str:
-    """Return a name for the recipe's data and models.
+def folder_of(recipe: DemoRecipe, seed: int, work: Path) -> Path:
+    """Return the folder in ``work`` of a seed's data and models, named by the recipe.
 
-    It also depends on the version of the mini model's text. The threshold has no influence on data and models.
+    The name also depends on the version of the mini model's text. The threshold has no influence on data and
+    models.
     """
     keys = {name: value for name, value in asdict(recipe).items() if name != "threshold"}
     if recipe.miniworld is not None:
         keys["text"] = VERSION
-    return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:8]
+    return work / f"seed{seed}-{hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:8]}"
 
 
 def _train(stage: Stage, settings: StageRecipe, model: Path, data: Path, output: Path, seed: int) -> TrainResult:

@@ -80,7 +80,9 @@ def load_protocol(path: Path = PROTOCOL) -> Protocol:
 
 
 def seeds_of(path: Path, split: str, chosen: Sequence[int] | None = None) -> list[int]:
-    """Return the seeds of a split (such as dev or test) in the protocol of a benchmark, or the ``chosen`` ones of them.
+    """Return the seeds of a split in the protocol of a benchmark, or the ``chosen`` ones of them.
+
+    A split is a key of the file: dev, test, and others that the file explains.
 
     Raises UserError for a chosen seed that the split does not have.
     """

@@ -153,7 +153,11 @@ class VLLMEngine:
 
     async def reset(self) -> None:
         """Clear the prefix cache. No call may be in flight."""
-        await self._engine.reset_prefix_cache()
+        for _ in range(100):  # for a moment, calls that ended at a stop string may still hold their blocks
+            if await self._engine.reset_prefix_cache():
+                return
+            await asyncio.sleep(0.1)
+        raise EngineError("vLLM does not clear its prefix cache, which may hold keys and values of old weights")
 
     async def load(self, directory: Path) -> None:
         """Replace the weights by those of a checkpoint of the same architecture. No call may be in flight."""

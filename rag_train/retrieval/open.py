@@ -97,7 +97,7 @@ def _open(specification: Specification) -> Retriever:
         case Combination("cache", (inner, Place(file))):
             from rag_train.retrieval.cache import CachedRetriever
 
-            return CachedRetriever(_open(inner), _cache_key(inner), file)
+            return CachedRetriever(_open(inner), identity_of(inner), file)
         case Combination(method, arguments, weights):
             from rag_train.retrieval.fusion import FusedRetriever, Method
 
@@ -166,8 +166,8 @@ def _http_address(text: str) -> str:
     return f"{transport}://{rest}"
 
 
-def _cache_key(specification: Specification) -> str:
-    """Return the key of cached answers: the specification, and the SHA-256 of each index's manifest."""
+def identity_of(specification: Specification) -> str:
+    """Return what tells a retriever from others: the specification, and the SHA-256 of each index's manifest."""
     from rag_train.retrieval.index.directory import MANIFEST
 
     manifests = (Path(place, MANIFEST) for place in _places(specification))

@@ -177,9 +177,9 @@ def decision_probabilities(completion: Completion) -> list[float | None]:
 def decision_offsets(text: str) -> list[int]:
     """Return the offsets at which the lines after "Follow up:" lines begin, or will begin."""
     offsets, at = [], 0
-    for line in text.splitlines(keepends=True):
-        at += len(line)
-        if line.strip().startswith(deeprag.FOLLOW_UP) and line.endswith("\n"):
+    for line in text.split("\n")[:-1]:
+        at += len(line) + 1
+        if line.strip().startswith(deeprag.FOLLOW_UP):
             offsets.append(at)
     return offsets
 

@@ -124,6 +124,9 @@ class RLRecipe:
     weights are older by one generation; see correction."""
     gpu_memory: Annotated[float, Field(gt=0, lt=1)] = 0.4
     """With engine vllm: share of the GPU's memory that vLLM uses, for weights and key-value cache."""
+    max_context: Count | None = None
+    """With engine vllm: tokens of the longest prompt and its continuation. null: the model's own limit, for which
+    the key-value cache of a model with a long context may be too small."""
     reward: RewardRecipe = field(default_factory=RewardRecipe)
     """Weights of the reward's parts."""
     price: PriceRecipe = field(default_factory=PriceRecipe)
@@ -136,7 +139,9 @@ class RLRecipe:
     """With credit tree: rollouts of each of the two decisions."""
     scale: Literal["group", "none"] = "group"
     """group: advantages are divided by the standard deviation of the question's rewards, as in GRPO. none: not, as
-    in Dr. GRPO (Liu et al. 2025), so that questions with nearly equal rewards count less."""
+    in Dr. GRPO (Liu et al. 2025), so that questions with nearly equal rewards count less. With group, a small price
+    counts as much as a large one where all rollouts of a question are right. Credit tree needs none: it compares
+    differences of rewards across questions."""
     loss: Literal["dapo", "grpo"] = "dapo"
     """Loss, by its name in TRL. dapo: mean over the trained tokens of a step. grpo: mean over each rollout's
     tokens, then over the rollouts, so that tokens of long rollouts count less; dropped rollouts count as 0."""
@@ -299,6 +304,11 @@ class TrainRecipe:
             raise UserError(
                 f"rl.credit=tree: rl.strategy={self.rl.strategy} has no decisions between two texts; set "
                 "rl.credit=trajectory"
+            )
+        if self.rl.credit == "tree" and self.rl.scale != "none":
+            raise UserError(
+                "rl.credit=tree: compares differences of rewards across questions, which cannot be divided by each "
+                "question's deviation; set rl.scale=none"
             )
         rollouts = self.global_batch or self.batch_size * self.gradient_accumulation
         if rollouts % self.rl.group:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from pydantic import TypeAdapter
 from torch.utils.data import Sampler
+from trl.trainer.utils import RepeatSampler
 
 from rag_train.files import write_text
 from rag_train.training.rl.rollouts import Rollout
@@ -58,18 +59,24 @@ async def _cancel_others() -> None:
 
 
 class Foreseen(Sampler[int]):
-    """A sampler whose order is known at the beginning of an epoch."""
+    """A sampler whose order is known at the beginning of an epoch, and depends on the number of the epoch alone.
 
-    def __init__(self, sampler: Sampler[int]):
+    TRL's sampler draws its orders one after another, so that a resumed run would begin with the first epoch's.
+    """
+
+    def __init__(self, sampler: RepeatSampler, epoch: Callable[[], int]):
+        """``epoch`` returns the number of the epoch that begins."""
         self._sampler = sampler
+        self._epoch = epoch
         self.order: list[int] = []
 
     def __iter__(self) -> Iterator[int]:
+        self._sampler.generator.manual_seed((self._sampler.seed or 0) + self._epoch())
         self.order = list(self._sampler)
         return iter(self.order)
 
     def __len__(self) -> int:
-        return len(self._sampler)  # pyrefly: ignore[bad-argument-type]
+        return len(self._sampler)
 
 
 @dataclass

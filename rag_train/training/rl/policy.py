@@ -59,6 +59,7 @@ class VLLMPolicy:
                 dtype="bfloat16" if recipe.precision == "bf16" else "float32",
                 seed=recipe.seed,
                 max_lora_rank=recipe.lora.r if recipe.lora else None,
+                max_context=recipe.rl.max_context,
                 gpu_memory=recipe.rl.gpu_memory,
                 reloads=True,
             )

@@ -13,15 +13,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from rag_train.errors import PromptTooLong, UserError
 from rag_train.llm.base import LLM, Completion, Sampling, Usage
 from rag_train.retrieval.batching import AsyncRetriever
-from rag_train.schema import Decision, Question, Trajectory
-from rag_train.strategies.base import Kit, Strategy
+from rag_train.schema import Decision, LLMCall, Question, Step, Trajectory
+from rag_train.strategies.base import Kit, Strategy, watcher
 from rag_train.strategies.baselines.search_r1 import SearchR1
 from rag_train.strategies.deeprag import DeepRAG
 from rag_train.strategies.dualrag import DualRAG
@@ -118,7 +118,7 @@ class Rollouts:
     async def _rollout(self, question: Question, seed: str) -> Rollout:
         spent: list[Usage] = []
         sampler = Sampler(self._llm, self._recipe.temperature, seed, spent)
-        trajectory = await self._answered(question, self._strategy(sampler, spent).answer(question))
+        trajectory = await self._answered(question, self._strategy(sampler, spent).answer(question), sampler)
         if not sampler.turns:
             raise UserError(
                 f"question {question.id!r}: its prompt exceeds the model's context; remove it from data"
@@ -153,7 +153,8 @@ class Rollouts:
         async def value(decision: Decision, k: int) -> float:
             sampler = Sampler(self._llm, self._recipe.temperature, f"{seed}/{decision}/{k}", spent)
             work = self._deeprag(sampler).branch(question, before, state.subquery, decision)
-            return total(question, await self._answered(question, work), self._weights)
+            begun = [*before, Step(subquery=state.subquery, decision=decision)]
+            return total(question, await self._answered(question, work, sampler, begun), self._weights)
 
         [other] = set(Decision) - {state.decision}
         tries = [(decision, k) for decision in (state.decision, other) for k in range(self._recipe.branches)]
@@ -180,12 +181,29 @@ class Rollouts:
     def _kit(self, llm: LLM) -> Kit:
         return Kit(llm, self._retriever, self._recipe.passages, self._recipe.instructions)
 
-    async def _answered(self, question: Question, work: Coroutine[Any, Any, Trajectory]) -> Trajectory:
-        """Return the trajectory of ``work``, or one without an answer if the transcript became too long."""
+    async def _answered(
+        self,
+        question: Question,
+        work: Coroutine[Any, Any, Trajectory],
+        sampler: Sampler,
+        begun: Sequence[Step] = (),
+    ) -> Trajectory:
+        """Return the trajectory of ``work``; if the transcript became too long, without an answer.
+
+        Its steps, or those that it has ``begun`` with, and the calls of ``sampler`` are in it, so that their prices
+        are paid.
+        """
+        steps: list[Step] = []
+        watcher.set(lambda kind, value: steps.append(value) if kind == "step" else None)
         try:
             return await work
         except PromptTooLong as error:
-            strategy = self._recipe.strategy
+            usages = [turn.completion.usage for turn in sampler.turns]
             return Trajectory(
-                question_id=question.id, question=question.question, strategy=strategy, error=str(error)
+                question_id=question.id,
+                question=question.question,
+                strategy=self._recipe.strategy,
+                steps=steps or list(begun),
+                calls=[LLMCall(module="", **asdict(usage)) for usage in usages],
+                error=str(error),
             )

@@ -67,10 +67,17 @@ def transcript(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def decisions(text: str) -> dict[int, int]:
-    """Return the offset of each decision in a transcript, by the number of its step."""
+    """Return the offset of each decision in a transcript, by the number of its step in the parsed transcript.
+
+    An empty subquery opens no step.
+    """
     snippets = tuple(map(deeprag.decision_snippet, Decision))
-    offsets = enumerate(decision_offsets(text))
-    return {number: offset for number, offset in offsets if text.startswith(snippets, offset)}
+    found: dict[int, int] = {}
+    for offset in decision_offsets(text):
+        before = deeprag.parse(text[:offset])
+        if before.open_subquery and text.startswith(snippets, offset):
+            found[len(before.steps)] = offset
+    return found
 
 
 def encode_rollout(tokenizer: Any, turns: Sequence[Turn], max_tokens: int) -> Row:

@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import pstdev
 from typing import Any
 
 import torch
@@ -120,19 +119,29 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
         return Begun(prompts, self._background.begin(self._rollouts.sample(questions, seed, first)))
 
     def _get_train_sampler(self, *arguments: Any, **named: Any) -> Sampler:
-        self._order = Foreseen(super()._get_train_sampler(*arguments, **named))
+        sampler: Any = super()._get_train_sampler(*arguments, **named)
+        self._order = Foreseen(sampler, lambda: self._generation() // self._generations(len(sampler)))
         return self._order
 
-    def _following(self) -> list[str]:
-        """Return the prompts of this process in the generation after this one, none at the end of an epoch.
+    def _generation(self) -> int:
+        """Return the number of the generation that is trained on, since the beginning of the training."""
+        return self.state.global_step // self._recipe.updates
+
+    def _generations(self, rows: int) -> int:
+        """Return the number of generations of an epoch whose sampler names ``rows`` rows.
 
         TRL's sampler names the rows of a generation, of one process after the other, as often as it has batches.
         """
         settings: Any = self.args
+        return rows // (settings.generation_batch_size * settings.steps_per_generation)
+
+    def _following(self) -> list[str]:
+        """Return the prompts of this process in the generation after this one, none at the end of an epoch."""
+        settings: Any = self.args
         dataset: Any = self.train_dataset
         size, times = settings.generation_batch_size, settings.steps_per_generation
         order, each = self._order.order, size // self.accelerator.num_processes
-        generation = self.state.global_step // self._recipe.updates % (len(order) // (size * times)) + 1
+        generation = self._generation() % self._generations(len(order)) + 1
         place = generation * size * times + self.accelerator.process_index * each
         return [dataset[row]["prompt"] for row in order[place : place + each]]
 
@@ -158,7 +167,7 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
         advantages = torch.zeros(completions.shape)
         for i, (rollout, advantage) in enumerate(zip(self._made, batch["advantages"].tolist(), strict=True)):
             group = self._made[i - i % size :][:size]
-            advantages[i] = token_advantages(rollout, advantage, group, completions.size(1), self._recipe.scale)
+            advantages[i] = token_advantages(rollout, advantage, group, completions.size(1))
         kept = advantages.view(len(self._made) // size, -1).any(1).repeat_interleave(size)
         batch["advantages"] = advantages.to(completions.device)
         batch["tool_mask"] = batch["tool_mask"] * kept[:, None].to(completions.device)
@@ -197,9 +206,7 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
         return super().readable(self._buffered_inputs[(self._step - 1) % len(self._buffered_inputs)])
 
 
-def token_advantages(
-    rollout: Rollout, advantage: float, group: Sequence[Rollout], size: int, scale: str
-) -> torch.Tensor:
+def token_advantages(rollout: Rollout, advantage: float, group: Sequence[Rollout], size: int) -> torch.Tensor:
     """Return the advantage of each of ``size`` tokens: ``advantage``, and that of the branch at its decision.
 
     ``advantage`` is 0 in a group whose rewards are equal, where TRL's is the rounding error of their mean.
@@ -207,15 +214,8 @@ def token_advantages(
     equal = len({each.reward for each in group}) == 1
     values = torch.full((size,), 0.0 if equal else advantage)
     if rollout.branch:
-        divisor = pstdev(_rewards(group)) + 1e-4 if scale == "group" else 1.0
-        values[rollout.row.decisions[rollout.branch.step]] = rollout.branch.advantage / divisor
+        values[rollout.row.decisions[rollout.branch.step]] = rollout.branch.advantage
     return values
-
-
-def _rewards(group: Sequence[Rollout]) -> list[float]:
-    """Return all rewards that were measured for a question: of its rollouts and of their branches."""
-    branches = [each.branch for each in group if each.branch]
-    return [each.reward for each in group] + [r for b in branches for r in (*b.taken, *b.other)]
 
 
 def _counts(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -322,7 +322,7 @@ def rl_trainer(
     """
     settings, sharding = recipe.rl, current_sharding()
     assert settings is not None
-    if sharding.stage == 3:
+    if sharding.stage == 3 or os.environ.get("ACCELERATE_USE_FSDP") == "true":
         raise UserError(
             "stage rl: every process samples with the whole model, but the launcher shards its weights; use "
             "launch/accelerate/ddp.yaml or zero2.yaml"

@@ -34,8 +34,9 @@ def point(retrievals: int, right: int) -> RunSummary:
 
 
 def test_a_point_is_compared_with_the_sweep_at_as_many_retrievals():
-    sweep = [point(8, 6), point(2, 2), point(4, 5)]
+    sweep = [point(8, 6), point(2, 2), point(4, 5), point(4, 3), point(5, 5), point(7, 1)]
     assert above(point(3, 4), sweep) == pytest.approx(0.4 - 0.35)
+    assert above(point(6, 6), sweep) == pytest.approx(0.6 - 0.55)  # between 4 and 8: the others are below that line
     assert above(point(8, 5), sweep) == pytest.approx(-0.1)
     assert above(point(9, 9), sweep) is None and above(point(1, 9), sweep) is None
 
@@ -47,6 +48,9 @@ def test_only_seeds_of_the_split_are_run(tmp_path: Path):
     options.seeds = [0]
     found = recorded("Stage III, frontier", PROTOCOL, options, {}, lambda seed: {"em": 0.5})
     assert found[0]["em"] == 0.5 and (tmp_path / "bench_frontier_dev.json").exists()
+    options.split, options.seeds = "test", [20]
+    with pytest.raises(UserError, match=r"stage3_protocol.yaml: test seeds .* with lr=None, not 1.0; choose"):
+        recorded("Stage III, frontier", PROTOCOL, options, {"lr": 1.0}, lambda seed: {})
     with pytest.raises(UserError, match="no models of seed 0,3"):
         models_of(tmp_path, [0, 3])
 

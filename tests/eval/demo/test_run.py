@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rag_train.eval.demo.recipe import DemoRecipe
-from rag_train.eval.demo.run import SeedResult, _key, _summary, _timings
+from rag_train.eval.demo.run import SeedResult, _summary, _timings, folder_of
 from rag_train.recipe import load_recipe
 from rag_train.schema import GoldStep, Question
 from rag_train.working_files import PACKAGE
@@ -32,6 +34,7 @@ def test_summary_tells_how_many_facts_behind_the_questions_are_known(name: str):
 
 def test_another_threshold_keeps_data_and_models():
     def key(*overrides: str) -> str:
-        return _key(load_recipe(DemoRecipe, PACKAGE / "recipes/demo_atlas.yaml", list(overrides)))
+        recipe = load_recipe(DemoRecipe, PACKAGE / "recipes/demo_atlas.yaml", list(overrides))
+        return folder_of(recipe, 0, Path()).name
 
     assert key() == key("threshold=0.3") != key("stage2.beta=0.1")

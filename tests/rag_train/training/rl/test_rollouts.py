@@ -98,9 +98,10 @@ def test_a_search_costs_one_call_more_than_no_search():
         assert trajectory.steps[0].passages == step.passages and trajectory.steps[1].answer == "he"
 
 
-def test_a_transcript_that_becomes_too_long_is_a_failed_rollout():
-    [rollout], _, _ = sample(ASK + deeprag.SEARCH, limit=100)
-    assert (rollout.reward, rollout.trajectory.error) == (0, "too long")
+def test_a_transcript_that_becomes_too_long_fails_and_pays_for_what_it_did():
+    first = f"{ASK}{deeprag.INTERMEDIATE} he\n{ASK}{deeprag.SEARCH}"
+    [rollout], _, _ = sample(first, limit=150, price=PriceRecipe(calls=0.5))
+    assert (rollout.reward, rollout.trajectory.error) == (-0.5, "too long")
     assert sum(rollout.row.trained) > 10
     with pytest.raises(UserError, match="question 'q': its prompt exceeds the model's context; remove it"):
         sample(ASK, limit=10)

@@ -60,6 +60,15 @@ def test_tokens_after_another_spelling_are_masked():
     assert row.lost == len(ids) - len(TOKENIZER(text[:at])["input_ids"])
 
 
+def test_decisions_are_numbered_as_the_steps_that_the_transcript_is_parsed_into():
+    """An empty subquery opens no step, and a subquery without an answer is a step of its own."""
+    lines = ["Follow up:", "Follow up: A?", "Follow up: B?", deeprag.SEARCH, "Intermediate answer: b"]
+    text = "".join(f"{line}\n" for line in [*lines, "Follow up: C?", deeprag.INTERMEDIATE + " c"])
+    found = decisions(text)
+    assert {n: text[:at].splitlines()[-1] for n, at in found.items()} == {1: "Follow up: B?", 2: "Follow up: C?"}
+    assert [deeprag.parse(text).steps[n].subquery for n in found] == ["B?", "C?"]
+
+
 def test_a_forced_final_answer_is_not_part_of_the_transcript():
     turns = [*searched(), turn(PROMPT + deeprag.FINAL, " there")]
     assert transcript(turns) == turns[:2]
