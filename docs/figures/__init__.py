@@ -13,6 +13,7 @@ FIGURES = {
     "strategies": partial(real.draw_strategies, "real"),
     "gains-dev": partial(real.draw_gains, "real_dev"),
     "strategies-dev": partial(real.draw_strategies, "real_dev"),
+    "gains-files": partial(real.draw_gains, "real_files", None),
     "reliability": partial(reliability.draw_reliability, DEMO),
     "reliability-atlas": partial(reliability.draw_reliability, "atlas"),
     "deeprag": systems.deeprag,

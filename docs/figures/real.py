@@ -14,8 +14,11 @@ SYSTEMS = ("deeprag", "dualrag", "hanrag", "planrag", "levelrag")
 WIDTH, LEFT, RIGHT, ROW, TOP = 760, 190, 200, 24, 58
 
 
-def draw_gains(name: str, questions: str = "atlas") -> Canvas:
-    """Exact match of the untuned and the tuned model, joined by a line, and the difference with its interval."""
+def draw_gains(name: str, questions: str | None = "atlas") -> Canvas:
+    """Exact match of the untuned and the tuned model, joined by a line, and the difference with its interval.
+
+    ``questions``: name of the set; None for all sets together.
+    """
     rows = sorted(paired_gains(name, questions).rows, key=lambda row: -float(row[3]))
     last = {strategy: difference for strategy, _, _, _, difference, *_ in rows}
     canvas = _frame("Exact match of the untuned and the tuned model", "difference", last)

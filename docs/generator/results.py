@@ -526,15 +526,34 @@ def real_table(name: str, questions: str = "atlas") -> str:
     return table(columns, rows, "ll")
 
 
-def real_gains(name: str, questions: str = "atlas") -> str:
-    """Return exact match of the untuned and the tuned model, and the difference."""
+def real_gains(name: str, questions: str | None = "atlas") -> str:
+    """Return exact match of the untuned and the tuned model, and the difference; None: on all sets together."""
     found = paired_gains(name, questions)
     return table([column.lower() for column in found.columns], found.rows, "l")
 
 
-def paired_gains(name: str, questions: str) -> Table:
-    """Return what tuning is worth (see `gains_table`), on one set of questions."""
-    return gains_table([row for row in real_rows(name) if row["questions"] == questions])
+def paired_gains(name: str, questions: str | None) -> Table:
+    """Return what tuning is worth (see `gains_table`), on one set of questions or, for None, on all together."""
+    return gains_table([row for row in real_rows(name) if questions in (None, row["questions"])])
+
+
+def real_sets(name: str) -> str:
+    """Return exact match of every strategy on all sets of questions together, and on each."""
+    sets = list(dict.fromkeys(row["questions"] for row in real_rows(name)))
+    grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in real_rows(name):
+        grouped.setdefault((row["summary"]["strategy"], row["model"]), []).append(row)
+    rows = []
+    for (strategy, model), own in grouped.items():
+        answers = {question: em for row in own for question, em in row["em"].items()}
+        em = intervals.cluster_bootstrap(list(answers.values()), list(answers))
+        of_sets = {row["questions"]: percent(row["summary"]["em"]["mean"], 0) for row in own}
+        retrievals = sum(row["summary"]["retrievals"]["mean"] * len(row["em"]) for row in own) / len(answers)
+        cells = [f"{percent(em.mean, 0)} {between(100 * em.lo, 100 * em.hi, 0)}", *map(of_sets.__getitem__, sets)]
+        rows.append((em.mean, [f"`{strategy}`", model, str(len(answers)), *cells, number(retrievals)]))
+    rows.sort(key=lambda row: -row[0])
+    columns = ["strategy", "model", "questions", "EM", *sets, "retrievals"]
+    return table(columns, [cells for _, cells in rows], "ll")
 
 
 def real_causes(name: str, questions: str = "atlas") -> str:
@@ -1140,6 +1159,77 @@ def first_hour_outputs() -> str:
     return "\n\n".join(f"```\n$ {step['command']}\n{step['output']}\n```" for step in load("first_hour")["steps"])
 
 
+# --- the tutorial -------------------------------------------------------------------------------------------------
+
+
+def tutorial(step: str) -> str:
+    """Return a command of the tutorial with what it printed, without progress bars."""
+    found = load("tutorial")["steps"][step]
+    shown = [line for line in found["output"].splitlines() if "━" not in line and not line.startswith("starting ")]
+    return "\n".join(["```console", f"$ {found['command']}", *shown, "```"])
+
+
+def tutorial_question() -> str:
+    """Return the first question, its hops on lines of their own."""
+    question = load("tutorial")["question"]
+    hops = [{key: hop[key] for key in ("subquery", "value", "known")} for hop in question["decomposition"]]
+    head = {key: question[key] for key in ("id", "question", "answers", "type", "hops")}
+    lines = ",\n   ".join(json.dumps(hop)[:-1] + ", ...}" for hop in hops)
+    return f'```json\n{json.dumps(head)[:-1]},\n "decomposition": [\n   {lines}]}}\n```'
+
+
+def tutorial_record() -> str:
+    """Return a record as a diff: trained lines begin with +."""
+    record = load("tutorial")["record"]
+    segments = [{"text": record["prompt"], "trained": False}, *record["segments"]]
+    lines = []
+    for segment in segments:
+        sign = "+" if segment["trained"] else " "
+        lines += [f"{sign} {line}".rstrip() for line in segment["text"].strip().splitlines()]
+    return "\n".join(["```diff", *lines, "```"])
+
+
+def tutorial_pairs() -> str:
+    """Return the pairs of a question."""
+    keys = ("id", "node", "prompt", "chosen", "rejected")
+    pairs = [json.dumps({key: pair[key] for key in keys}) for pair in load("tutorial")["pairs"]]
+    return "\n".join(["```json", *(pair.replace(', "', ',\n "')[:-1] + ", ...}" for pair in pairs), "```"])
+
+
+def tutorial_cell(strategy: str, model: str) -> Any:
+    """Return the summary of a strategy with a model."""
+    cells = {(cell["strategy"], cell["model"]): cell["summary"] for cell in load("tutorial")["cells"]}
+    return cells[strategy, model]
+
+
+def tutorial_table() -> str:
+    """Return the evaluation of the models before and after the stages."""
+    rows = []
+    for strategy, model in (
+        ("cot", "base"),
+        ("deeprag", "base"),
+        ("deeprag-retrieve", "base"),
+        ("deeprag", "stage1"),
+        ("deeprag", "stage2"),
+        ("deeprag-retrieve", "stage2"),
+    ):
+        run = RunSummary.model_validate(tutorial_cell(strategy, model))
+        rows.append(
+            [
+                f"{strategy}, {model}",
+                f"{percent(run.em.mean)} {between(100 * run.em.lo, 100 * run.em.hi, 1)}",
+                f"{number(run.retrievals.mean)} {between(run.retrievals.lo, run.retrievals.hi, 2)}",
+                tutorial_mcc(model) if strategy == "deeprag" else "–",
+            ]
+        )
+    return table(["strategy, model", "EM", "retrievals", "MCC of decisions"], rows, "l")
+
+
+def tutorial_mcc(model: str) -> str:
+    """Return the Matthews correlation of a model's decisions with the boundary of facts."""
+    return number(matthews(tutorial_cell("deeprag", model)["fact_boundary"]), 3)
+
+
 CALIBRATION = "calibration, papers' shape"
 
 FUNCTIONS = {
@@ -1154,11 +1244,12 @@ FUNCTIONS = {
         reproduction, reproduction_status, retrieval_speed_table, retrievers_table, router_accuracy,
         runtime, runtime_reach,
         attention_shapes, attention_table, long_training, real_causes, real_decisions, real_gains, real_minutes,
-        real_seeds, real_table,
+        real_seeds, real_sets, real_table,
         fresh_clones_table, line_coverage, memory_estimates, rollouts_table, runtime_table, scale_runner_table,
         scale_synthesis_table, scale_training_table, shortfalls, strategies_table, synthesis_growth,
         teacher_ablations, teacher_claims, teacher_counts, teacher_table, test_runs, training_speed,
-        training_rates, training_table, number, percent, spread, min, max, median, sum,
+        training_rates, training_table, tutorial, tutorial_cell, tutorial_mcc, tutorial_pairs,
+        tutorial_question, tutorial_record, tutorial_table, number, percent, spread, min, max, median, sum,
     )
 }  # fmt: skip
 """What a page may call between ``[[=`` and ``=]]``."""

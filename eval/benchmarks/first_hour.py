@@ -102,11 +102,11 @@ def print_steps(steps: list[Step]) -> None:
         print(f"{step.first_line:6.1f} {bar:>6} {step.seconds:6.1f} s  {step.command[:70]}")
 
 
-def run(command: str, folder: Path, *, stop: bool = False, may_fail: bool = False) -> Step:
+def run(command: str, folder: Path, *, stop: bool = False, may_fail: bool = False, expected: int = 0) -> Step:
     """Run a command until its end, or until the address that it prints has answered.
 
-    With ``stop`` it is stopped after its first line. Raises UserError if the command fails; with ``may_fail`` only
-    if it fails with anything but an error message.
+    With ``stop`` it is stopped after its first line. Raises UserError if the exit code is not ``expected``; with
+    ``may_fail`` only if the command fails with anything but an error message.
     """
     model, path = str(CONTROLLER), f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = {"MODEL": model, "PORT": str(free_port()), "PATH": path, "COLUMNS": COLUMNS, "TERM": "xterm"}
@@ -141,7 +141,7 @@ def run(command: str, folder: Path, *, stop: bool = False, may_fail: bool = Fals
     code = process.wait()
     if step.ended == "end":
         step.seconds = time.perf_counter() - began
-        step.ended = "error" if code else "end"
+        step.ended = "end" if code == expected else "error"
     step.output = shown(printed).replace(str(folder), ".").replace(model, "$MODEL")
     if step.ended == "error" and (code != 2 or not may_fail):
         raise UserError(f"{command}: exit code {code}: {step.output[-1000:]}")
