@@ -930,14 +930,14 @@ def shortfalls(pages: str) -> str:
         [
             f"The mini world's demo failed on its first test seed. Its settings were chosen anew, on several "
             f"seeds, and have not been run on test seeds. [Demo]({pages}/demo.md)",
-            f"The tree search with all questions in flight is {ratio} times as fast as with one ({lowest} at the "
-            f"least); the goal was 8. [Tree search]({pages}/bench_search.md)",
+            f"The tree search with all questions in flight is {ratio} times as fast as with one (at least "
+            f"{lowest}); the goal was 8. [Tree search]({pages}/bench_search.md)",
             f"{runtime_reach()} strategies reach the goal of {single} times the speed of one question at a time. "
             f"[Strategy runtime]({pages}/bench_runtime.md)",
             *(
                 f"A batch of dense searches at {size['passages']:,} passages takes "
-                f"{number(size['dense']['ratio'])} times as long as the bare matrix product, but "
-                f"{number(size['dense']['ratio_highest'])} at the most; the goal was 1.3. "
+                f"{number(size['dense']['ratio'])} times as long as the bare matrix product, and up to "
+                f"{number(size['dense']['ratio_highest'])} times in a repetition; the goal was 1.3. "
                 f"[Retrieval]({pages}/bench_retrieval.md)"
                 for size in load("bench_retrieval")["sizes"]
                 if size["dense"]["ratio_highest"] > 1.3
@@ -945,7 +945,7 @@ def shortfalls(pages: str) -> str:
             f"{not_shown} claims about teachers' data are not shown by three seeds. "
             f"[Teacher data]({pages}/teacher_data.md)",
             *(
-                f"Rollouts of Stage III by {name} reach {number(row['ratio'])} of the tokens a second of one "
+                f"Rollouts of Stage III with {name} reach {number(row['ratio'])} of the tokens a second of one "
                 f"batch; the goal was {rollouts['wanted']}. [Rollouts]({pages}/bench_rollouts.md)"
                 for name, row in rollouts["engines"].items()
                 if row["ratio"] < rollouts["wanted"]

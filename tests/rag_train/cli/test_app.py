@@ -87,7 +87,7 @@ def test_index_reports_the_line_of_a_broken_corpus(
         (["demo", "--seeds", "a"], "--seeds a: not a list of integers"),
         (["demo", "test_question=1"], "unknown key 'test_question'; did you mean 'test_questions'?"),
         (["train", "gone.yaml"], "recipe gone.yaml: No such file or directory"),
-        (["synth", "deeprag", "recipes/deeprag_synth.yaml"], "no file 'data/hotpotqa/hotpot_train_v1.1.json'"),
+        (["synth", "deeprag", "recipes/deeprag_synth.yaml"], "no file 'data/hotpotqa/train.jsonl'"),
         (["index", "README.md", "x", "--kind", "sparse"], "the kinds are bm25, lucene, dense"),
         (["index", "README.md", "x", "--search", "nprobe=2"], "add --kind dense"),
         (["serve", "retriever", "tests"], "tests: "),
