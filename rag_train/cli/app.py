@@ -161,7 +161,7 @@ def world(
     seed: Annotated[int, typer.Option(help="Seed of the world.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Write a mini world: corpus.jsonl, the questions of lessons, train, dev and test, and the knowledge boundary."""
+    """Write a mini world: corpus, questions (lessons, train, dev, test) and knowledge boundary, as JSON Lines."""
     announce(f"{output}: making the mini world of seed {seed}")
     from rag_train.miniworld.world import World, WorldConfig, write_world
 
