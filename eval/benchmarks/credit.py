@@ -83,7 +83,7 @@ def compare(options: argparse.Namespace, seed: DemoSeed) -> dict[str, Any]:
     section = recipe.rl or RLRecipe(index="")
     few = seed.folder / "few.jsonl"
     write_records(few, seed.training[: options.questions])
-    write_records(seed.folder / "questions.jsonl", seed.training)
+    write_records(recipe.data, seed.training)
     plain = replace(recipe, epochs=EPOCHS, rl=replace(section, credit="trajectory"))
     wider = replace(section, credit="trajectory", group=WIDER * section.group)
     runs = {

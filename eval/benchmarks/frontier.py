@@ -59,16 +59,13 @@ def main() -> None:
     for table in (main_table, decision_table, cause_table):
         console.print(table(pool(runs)))
     for start in STARTS.values():
-        means = []
-        for stage in (name for name in next(iter(results.values()))["above"] if f"from {start}," in name):
-            found = {seed: result["above"][stage] for seed, result in results.items()}
-            inside = [value for value in found.values() if value is not None]
+        by_seed = [result["above"][start] for result in results.values()]
+        for stage in by_seed[0]:
+            inside = [lifted[stage] for lifted in by_seed if lifted[stage] is not None]
             told = f"EM {differences(inside)}" if inside else "no seed"
-            console.print(f"{stage}, over Stages I and II: {told}; {len(found) - len(inside)} seeds outside")
-        for result in results.values():
-            own = [each for name, each in result["above"].items() if f"from {start}," in name and each is not None]
-            means += [fmean(own)] if own else []
-        if means:
+            console.print(f"{stage}, over Stages I and II: {told}; {len(by_seed) - len(inside)} seeds outside")
+        within = ([value for value in lifted.values() if value is not None] for lifted in by_seed)
+        if means := [fmean(values) for values in within if values]:
             console.print(f"stage 3 from {start}, mean over its prices: EM {differences(means)}")
 
 
@@ -80,9 +77,8 @@ async def frontier(options: argparse.Namespace, seed: DemoSeed) -> dict[str, Any
     swept = [f"{DEEPRAG},threshold={threshold}" for threshold in THRESHOLDS]
     sweep = [run for folder, name in STARTS.items() for run in await seed.runs(seed.models / folder, name, swept)]
     runs = list(sweep)
-    data = seed.folder / "questions.jsonl"
-    write_records(data, seed.training[: options.questions])
-    lifted: dict[str, float | None] = {}
+    write_records(seed.folder / "questions.jsonl", seed.training[: options.questions])
+    lifted: dict[str, dict[str, float | None]] = {name: {} for name in STARTS.values()}
     for start, name in STARTS.items():
         for price in options.prices:
             model, stage = seed.folder / f"{start}-{price}", f"stage 3 from {name}, price {price}"
@@ -91,7 +87,7 @@ async def frontier(options: argparse.Namespace, seed: DemoSeed) -> dict[str, Any
             )
             train(replace(recipe, seed=seed.seed, lr=options.lr, output_dir=str(model)))
             [run] = await seed.runs(model, stage)
-            lifted[stage] = above(run, sweep)
+            lifted[name][stage] = above(run, sweep)
             runs.append(run)
     return {"runs": [run.model_dump(mode="json") for run in runs], "above": lifted}
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import yaml
 
-from rag_train.errors import UserError
 from rag_train.eval.by_seed import run_by_seed
 from rag_train.eval.metrics.intervals import effect_across_seeds
-from rag_train.eval.papers.protocol import logged, seeds_of
+from rag_train.eval.papers.protocol import logged, require_settings, seeds_of
 
 
 def recorded(
@@ -43,11 +42,7 @@ def recorded(
     if options.split == "dev":
         return run_by_seed(options.output / f"bench_{name}_dev.json", settings, seeds, run)
     chosen = yaml.safe_load(protocol.read_text(encoding="utf-8"))["settings"][name] or {}
-    if changed := [key for key in settings if key != "split" and settings[key] != chosen.get(key)]:
-        raise UserError(
-            f"{protocol.name}: test seeds are run with {changed[0]}={chosen.get(changed[0])}, not "
-            f"{settings[changed[0]]}; choose settings on dev seeds and commit them in the protocol"
-        )
+    require_settings(protocol, {key: chosen.get(key) for key in settings if key != "split"}, settings)
     with logged(what, seeds, protocol):
         return run_by_seed(options.output / f"bench_{name}.json", settings, seeds, run)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -64,31 +63,26 @@ def examples(folder: Path) -> dict[str, Any]:
     """Return what the page shows of the files that the commands have written."""
     from rag_train.eval.matrix.cell import load_matrix
     from rag_train.eval.matrix.compare import compare_cells
-    from rag_train.schema import Decision
+    from rag_train.files import read_records
+    from rag_train.schema import Decision, PreferencePair, Question, SFTRecord
 
-    def both(decisions: Sequence[str]) -> bool:
-        return list(decisions) == [Decision.PARAMETRIC, Decision.RETRIEVE]
-
-    pairs = [list(own) for _, own in groupby(_lines(folder / "pairs.jsonl"), lambda pair: pair["id"].split("/")[0])]
-    differ = (own for own in pairs if len({pair["chosen"] for pair in own}) == len(own) == 2)
+    both = [Decision.PARAMETRIC, Decision.RETRIEVE]
+    records = read_records(folder / "sft.jsonl", SFTRecord)
+    pairs = groupby(read_records(folder / "pairs.jsonl", PreferencePair), lambda pair: pair.id.split("/")[0])
+    differ = (own for own in map(list, (own for _, own in pairs)) if len({p.chosen for p in own}) == len(own) == 2)
     compared = compare_cells(folder / "eval", "stage2/deeprag/test/bm25/0", "base/deeprag-retrieve/test/bm25/0")
     return {
-        "question": next(_lines(folder / "train.jsonl")),
+        "question": read_records(folder / "train.jsonl", Question)[0].model_dump(mode="json"),
         "record": next(
-            each for each in _lines(folder / "sft.jsonl") if both([step["decision"] for step in each["steps"]])
+            each.model_dump(mode="json") for each in records if [step.decision for step in each.steps] == both
         ),
-        "pairs": next(differ),
+        "pairs": [pair.model_dump(mode="json") for pair in next(differ)],
         "searches": {
             name: json.loads((folder / f"{name}.jsonl.meta.json").read_text()) for name in ("sft", "pairs")
         },
         "cells": [cell.model_dump(mode="json") for cell in load_matrix(folder / "eval").cells],
         "compared": compared[0].model_dump(mode="json"),
     }
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as lines:
-        yield from map(json.loads, lines)
 
 
 if __name__ == "__main__":

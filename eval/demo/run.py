@@ -186,7 +186,8 @@ def folder_of(recipe: DemoRecipe, seed: int, work: Path) -> Path:
     keys = {name: value for name, value in asdict(recipe).items() if name != "threshold"}
     if recipe.miniworld is not None:
         keys["text"] = VERSION
-    return work / f"seed{seed}-{hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:8]}"
+    key = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:8]
+    return work / f"seed{seed}-{key}"
 
 
 def _train(stage: Stage, settings: StageRecipe, model: Path, data: Path, output: Path, seed: int) -> TrainResult:

@@ -12,8 +12,8 @@ from rag_train.errors import UserError
 from rag_train.files import read_records, write_records
 from rag_train.llm.memo import Kept, kept
 from rag_train.resumable import UNFIT, Outcome, cost, run
-from rag_train.schema import Question, Step, Trajectory
-from rag_train.strategies.base import Kit, watcher
+from rag_train.schema import Question, Trajectory
+from rag_train.strategies.base import Kit, completed_steps
 from rag_train.strategies.registry import build
 
 
@@ -71,8 +71,7 @@ class Answers:
 
         async def work(question: Question) -> Outcome:
             so_far = kept.get() or Kept()
-            steps: list[Step] = []
-            watcher.set(lambda kind, value: steps.append(value) if kind == "step" else None)
+            steps = completed_steps()
             try:
                 trajectory = await strategy.answer(question)
             except (*UNFIT, UserError) as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -62,12 +62,7 @@ class Protocol(Record):
             return False
         if other := [seed for seed in seeds if seed not in self.seeds.test]:
             raise UserError(f"--seeds {other[0]}: not one of the test seeds {self.seeds.test}, which are run alone")
-        changed = [name for name, value in self.settings.items() if settings.get(name) != value]
-        if changed:
-            raise UserError(
-                f"{PROTOCOL.name}: test seeds are run with {changed[0]}={self.settings[changed[0]]}, not "
-                f"{settings.get(changed[0])}; choose settings on dev seeds and commit them in the protocol"
-            )
+        require_settings(PROTOCOL, self.settings, settings)
         return True
 
 
@@ -90,6 +85,16 @@ def seeds_of(path: Path, split: str, chosen: Sequence[int] | None = None) -> lis
     if wrong := [seed for seed in chosen or [] if seed not in seeds]:
         raise UserError(f"--seeds {wrong[0]}: not a {split} seed of {path.name}; give some of {seeds}")
     return list(chosen or seeds)
+
+
+def require_settings(path: Path, chosen: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raise UserError unless ``settings`` has the values that the protocol ``path`` has ``chosen``."""
+    for name, value in chosen.items():
+        if settings.get(name) != value:
+            raise UserError(
+                f"{path.name}: test seeds are run with {name}={value}, not {settings.get(name)}; choose settings "
+                f"on dev seeds and commit them in the protocol"
+            )
 
 
 def committed_hash(path: Path) -> str:

@@ -29,6 +29,13 @@ watcher: ContextVar[Callable[[str, Any], None] | None] = ContextVar("watcher", d
 planning, and ("outline", dict) after each change of the outline."""
 
 
+def completed_steps() -> list[Step]:
+    """Return a list to which the steps that this task's strategy completes are added; it becomes the watcher."""
+    steps: list[Step] = []
+    watcher.set(lambda kind, value: steps.append(value) if kind == "step" else None)
+    return steps
+
+
 class Ask(NamedTuple):
     """A module's task, its input fields and its parsed answer, which is None if it could not be parsed."""
 

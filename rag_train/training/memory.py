@@ -55,6 +55,7 @@ class Sharding:
     stage: int = 0
     processes: int = 1
     deepspeed: bool = False
+    fsdp: bool = False
     offload_optimizer: bool = False
     offload_weights: bool = False
 
@@ -146,7 +147,7 @@ def current_sharding() -> Sharding:
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         offload = os.environ.get("FSDP_OFFLOAD_PARAMS") == "true"
         stage = 2 if os.environ.get("FSDP_RESHARD_AFTER_FORWARD") == "false" else 3
-        return Sharding(stage, processes, offload_optimizer=offload, offload_weights=offload)
+        return Sharding(stage, processes, fsdp=True, offload_optimizer=offload, offload_weights=offload)
     return Sharding(processes=processes)
 
 

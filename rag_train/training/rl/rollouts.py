@@ -21,7 +21,7 @@ from rag_train.errors import PromptTooLong, UserError
 from rag_train.llm.base import LLM, Completion, Sampling, Usage
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Decision, LLMCall, Question, Step, Trajectory
-from rag_train.strategies.base import Kit, Strategy, watcher
+from rag_train.strategies.base import Kit, Strategy, completed_steps
 from rag_train.strategies.baselines.search_r1 import SearchR1
 from rag_train.strategies.deeprag import DeepRAG
 from rag_train.strategies.dualrag import DualRAG
@@ -193,8 +193,7 @@ class Rollouts:
         Its steps, or those that it has ``begun`` with, and the calls of ``sampler`` are in it, so that their prices
         are paid.
         """
-        steps: list[Step] = []
-        watcher.set(lambda kind, value: steps.append(value) if kind == "step" else None)
+        steps = completed_steps()
         try:
             return await work
         except PromptTooLong as error:

@@ -322,7 +322,7 @@ def rl_trainer(
     """
     settings, sharding = recipe.rl, current_sharding()
     assert settings is not None
-    if sharding.stage == 3 or os.environ.get("ACCELERATE_USE_FSDP") == "true":
+    if sharding.stage == 3 or sharding.fsdp:
         raise UserError(
             "stage rl: every process samples with the whole model, but the launcher shards its weights; use "
             "launch/accelerate/ddp.yaml or zero2.yaml"
