@@ -21,7 +21,7 @@ from rag_train.training.run import train
 SHARDING = {
     "single": Sharding(),
     "ddp": Sharding(),
-    "fsdp2": Sharding(3),
+    "fsdp2": Sharding(3, fsdp=True),
     "zero2": Sharding(2, deepspeed=True),
     "zero3": Sharding(3, deepspeed=True),
     "zero3_cpu": Sharding(3, deepspeed=True),
