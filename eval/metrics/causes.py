@@ -9,7 +9,7 @@ from rag_train.eval.metrics.scores import Score, align
 from rag_train.schema import Question, Record, Trajectory
 
 CAUSES = {
-    "subquery": "asked for something else than the gold subquery",
+    "subquery": "asked in other words than the gold subquery, and answered wrongly",
     "passages": "no retrieved passage has the answer of the step",
     "reading": "a retrieved passage has the answer of the step, but the step's answer does not",
     "memory": "answered from memory, wrongly",

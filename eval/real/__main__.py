@@ -14,8 +14,6 @@ from rag_train.eval.real.recipe import RealRecipe
 from rag_train.recipe import load_recipe
 from rag_train.working_files import PACKAGE
 
-PROTOCOL = Path(__file__).with_name("protocol.yaml")
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = benchmark_parser(__doc__)
@@ -27,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/real"), help="models and answers, which are kept")
     options = parser.parse_args(arguments)
     from rag_train.eval.papers.protocol import logged, seeds_of
+    from rag_train.eval.real.gains import PROTOCOL
     from rag_train.eval.real.run import run
 
     with exit_on_user_error():
@@ -40,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with logged(what, seeds, PROTOCOL) as outcome:
             gains = run(recipe, seeds, options.data, options.work, options.output)
             told = [f"{row[0]} on {name}: {row[4]}" for name, table in gains.items() for row in table.rows]
-            outcome.text = f"exact match, tuned minus untuned: {'; '.join(told)}"
+            outcome.text = f"exact match, tuned minus untuned, all seeds so far: {'; '.join(told)}"
 
 
 if __name__ == "__main__":

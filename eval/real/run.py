@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -58,6 +58,8 @@ TOKENS = "tokens.json"
 """File of the tokens that each method's examples have."""
 KNOWN = "known.json"
 """File of what the starting model knows of the facts behind the questions, by subquery."""
+KEPT = "known_by_tuned.json"
+"""The same of the tuned model."""
 
 
 class Job(NamedTuple):
@@ -110,9 +112,9 @@ def run(recipe: RealRecipe, seeds: Sequence[int], data: Path | None, work: Path,
     path = output / ("real_files.json" if data else "real.json")
 
     def run_seed(seed: int) -> dict[str, Any]:
-        rows, tokens = asyncio.run(_run_seed(recipe, seed, data, work))
+        rows, tokens, knowledge = asyncio.run(_run_seed(recipe, seed, data, work))
         listed = [asdict(row) | {"summary": row.summary.model_dump(mode="json")} for row in rows]
-        return {"tokens": tokens, "rows": listed}
+        return {"tokens": tokens, "knowledge": knowledge, "rows": listed}
 
     settings = asdict(recipe) | {"without": WITHOUT}
     every = [row for found in run_by_seed(path, settings, seeds, run_seed).values() for row in found["rows"]]
@@ -130,7 +132,8 @@ def run(recipe: RealRecipe, seeds: Sequence[int], data: Path | None, work: Path,
 
 async def _run_seed(
     recipe: RealRecipe, seed: int, data: Path | None, work: Path
-) -> tuple[list[Row], dict[str, int]]:
+) -> tuple[list[Row], dict[str, int], dict[str, int]]:
+    """Return the rows of a seed, the tokens of each method's examples, and `knowledge_kept`."""
     made_with = asdict(replace(recipe, sample={}, untuned=[], tuned=None)) | {"data": str(data or "")}
     key = hashlib.sha256(json.dumps(made_with, sort_keys=True).encode()).hexdigest()[:8]
     folder = work / f"seed{seed}-{key}"
@@ -144,7 +147,13 @@ async def _run_seed(
     retrievers = _retrievers(world, work, by_kind)
     if not (folder / "tuned" / RESULT).is_file():
         await _tune(recipe, seed, world, retrievers, model, folder)
-    known = {fact: value for fact, value in json.loads((folder / KNOWN).read_text()).items() if value is not None}
+    before = json.loads((folder / KNOWN).read_text())
+    if before and not (folder / KEPT).is_file():
+        async with aclosing(_engine(recipe, folder / "tuned", seed)) as engine:
+            after = await world.measure(engine, _asked(recipe, world), folder / "asked_facts_tuned.jsonl")
+        write_text(folder / KEPT, json.dumps(after))
+    after = json.loads((folder / KEPT).read_text()) if before else {}
+    known = {fact: value for fact, value in before.items() if value is not None}
     rows: list[Row] = []
     for name, directory in (("untuned", model), ("tuned", folder / "tuned")):
         jobs = [
@@ -156,7 +165,19 @@ async def _run_seed(
             recipe, seed, directory, retrievers, jobs, folder / "answers" / name
         ):
             rows.append(_row(seed, name, job, trajectories, known, seconds))
-    return rows, json.loads((folder / TOKENS).read_text())
+    return rows, json.loads((folder / TOKENS).read_text()), knowledge_kept(before, after)
+
+
+def knowledge_kept(before: Mapping[str, bool | None], after: Mapping[str, bool | None]) -> dict[str, int]:
+    """Count the facts that the starting model knows and does not know, and how many of each the tuned model knows.
+
+    Facts on which a model's answers disagree are counted in ``facts`` only.
+    """
+    counts = {"facts": len(before)}
+    for name, value in (("known", True), ("unknown", False)):
+        those = [fact for fact in before if before[fact] is value]
+        counts |= {name: len(those), f"{name}_then_known": sum(after[fact] is True for fact in those)}
+    return counts
 
 
 def _retrievers(world: RealWorld, work: Path, by_kind: bool) -> Retrievers:
@@ -181,7 +202,7 @@ async def _tune(
     """Measure what ``model`` knows, and train ``folder / "tuned"`` on `equal_shares` of all methods' examples."""
     settings = recipe.lessons
     lessons = world.train[: settings.questions]
-    asked = [question for questions in world.asked.values() for question in questions[: recipe.questions]]
+    asked = _asked(recipe, world)
     bm25, sha256 = retrievers.bm25, retrievers.corpus_sha256
     async with aclosing(_engine(recipe, model, seed)) as engine:
         write_text(folder / KNOWN, json.dumps(await world.measure(engine, asked, folder / "asked_facts.jsonl")))
@@ -210,6 +231,11 @@ async def _tune(
         logging_steps=5,
         sft=SFTRecipe(pack_tokens=settings.pack_tokens),
     )
+
+
+def _asked(recipe: RealRecipe, world: RealWorld) -> list[Question]:
+    """Return the questions of all sets."""
+    return [question for questions in world.asked.values() for question in questions[: recipe.questions]]
 
 
 async def _answer(

@@ -14,7 +14,7 @@ from rag_train.eval.real.__main__ import main
 from rag_train.eval.real.examples import equal_shares, gold_examples
 from rag_train.eval.real.gains import gains_table
 from rag_train.eval.real.recipe import RealRecipe
-from rag_train.eval.real.run import run
+from rag_train.eval.real.run import knowledge_kept, run
 from rag_train.eval.real.world import ASKED, TRAIN, open_atlas, open_files
 from rag_train.files import write_records
 from rag_train.llm.checkpoint import load_tokenizer
@@ -94,19 +94,46 @@ def test_a_finished_run_starts_no_engine(smollm2: Path, tmp_path: Path, monkeypa
 
 
 def test_gains_are_paired_by_question_and_seed():
-    def row(seed: int, model: str, strategy: str, em: dict[str, float]) -> dict:
-        return {"seed": seed, "model": model, "summary": {"strategy": strategy}, "em": em}
+    def row(seed: int, model: str, strategy: str, em: dict[str, float], accuracy: float = 0.5) -> dict:
+        summary = {"strategy": strategy, "accuracy": {"mean": accuracy}}
+        return {"seed": seed, "model": model, "summary": summary, "em": em}
 
     rows = [
         row(0, "untuned", "deeprag,guided=true", {"a": 0.0, "b": 1.0, "c": 1.0}),
-        row(0, "tuned", "deeprag", {"a": 1.0, "b": 1.0}),
+        row(0, "tuned", "deeprag", {"a": 1.0, "b": 1.0}, accuracy=1.0),
         row(1, "untuned", "deeprag,guided=true", {"a": 0.0, "b": 0.0}),
         row(1, "tuned", "deeprag", {"a": 1.0, "b": 0.0}),
         row(0, "tuned", "rag", {"a": 1.0}),
     ]
     [cells] = gains_table(rows).rows
     assert cells[:4] == ["deeprag", "2", "25.0", "75.0"] and cells[4].startswith("+50.0 [")
-    assert cells[5:] == ["+50.0, +50.0", "cannot be told apart"]
+    assert cells[5:] == ["50.0", "75.0", "+50.0, +50.0"]
+
+
+@pytest.mark.parametrize(("seeds", "verdicts"), [((30, 31, 32), ["holds", "not claimed"]), ((30, 31), [])])
+def test_only_claims_are_judged_when_all_test_seeds_have_been_run(seeds: tuple[int, ...], verdicts: list[str]):
+    rows = [
+        {
+            "seed": seed,
+            "model": model,
+            "summary": {"strategy": strategy, "accuracy": {"mean": em}},
+            "em": dict.fromkeys("abcd", em),
+        }
+        for seed in seeds
+        for model, em in (("untuned", 0.0), ("tuned", 1.0))
+        for strategy in ("planrag", "rag")
+    ]
+    table = gains_table(rows)
+    assert [row[8] for row in table.rows if len(row) > 8] == verdicts
+    assert [row[4] for row in table.rows] == ["+100.0 –"] * 2  # equal differences have no interval
+
+
+def test_facts_that_tuning_kept_and_taught_are_counted():
+    before = {"a": True, "b": True, "c": False, "d": None}
+    after = {"a": True, "b": None, "c": True, "d": True}
+    kept = {"facts": 4, "known": 2, "known_then_known": 1, "unknown": 1, "unknown_then_known": 1}
+    assert knowledge_kept(before, after) == kept
+    assert set(knowledge_kept({}, {}).values()) == {0}
 
 
 def test_other_seeds_than_the_protocols_need_a_split(capsys: pytest.CaptureFixture[str]):
