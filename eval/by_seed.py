@@ -11,6 +11,7 @@ from typing import Any
 from rag_train.errors import UserError
 from rag_train.eval.peak_memory import peak_memory
 from rag_train.files import write_text
+from rag_train.progress import console
 from rag_train.provenance import code_version, machine
 
 
@@ -20,9 +21,9 @@ def run_by_seed(
     """Run each seed, write its result to ``path``, and return the results of all seeds in the file.
 
     Args:
-        path: results file (JSON). Its other seeds are kept.
+        path: results file (JSON).
         settings: what all seeds have in common; JSON values.
-        seeds: seeds to run; a result that the file has is replaced.
+        seeds: seeds to run. Seeds that the file has are not run again: their time and code version would be lost.
         run: returns the result of a seed as JSON values. The machine, the code version, and the seconds and the
             peak memory of this process are added.
 
@@ -30,17 +31,20 @@ def run_by_seed(
         UserError: if the file has results of other settings.
     """
     settings = json.loads(json.dumps(settings))
-    results = _earlier(path, settings)
     for seed in seeds:
-        began = time.perf_counter()
+        if seed in _earlier(path, settings):
+            console.print(f"{path}: has seed {seed}; delete it there to run it again", markup=False, soft_wrap=True)
+            continue
+        code, began = code_version(), time.perf_counter()
         with peak_memory() as peak:
             found = run(seed)
         cost = {"seconds": time.perf_counter() - began, "peak_gib": peak.gib}
-        results[seed] = {"machine": machine(), "code_version": code_version()} | cost | found
+        result = {"machine": machine(), "code_version": code} | cost | found
+        results = _earlier(path, settings) | {seed: result}  # another process may have added a seed meanwhile
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = {"settings": settings, "seeds": {str(seed): results[seed] for seed in sorted(results)}}
         write_text(path, json.dumps(whole, indent=1) + "\n")
-    return results
+    return _earlier(path, settings)
 
 
 def _earlier(path: Path, settings: dict[str, Any]) -> dict[int, dict[str, Any]]:

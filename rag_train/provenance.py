@@ -19,19 +19,29 @@ from rag_train.files import cache_directory, write_text
 
 @cache
 def code_version() -> str:
-    """Return the package's version and, in a git checkout, its commit, with "+" if files have changed since."""
+    """Return the package's version and, in a git checkout, its commit, with "+" if the code has changed since."""
     root = Path(__file__).parents[1]
     try:
-        out = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        ).stdout.strip()
+        commit = _git(root, "describe", "--always", "--exclude=*").strip()
+        return f"{version('rag-train')}-{commit}{'+' if changed_files(root) else ''}"
     except (OSError, subprocess.SubprocessError):
         return version("rag-train")
-    return f"{version('rag-train')}-{out}"
+
+
+def changed_files(folder: Path) -> list[str]:
+    """Return the tracked files of a git checkout that have changed since its last commit, without results.
+
+    ``folder`` is in the checkout. Results and the log of runs are written by the runs themselves.
+    Raises CalledProcessError or OSError if there is no checkout or no git.
+    """
+    results = (":(top,exclude)docs/results", ":(top,exclude)eval/papers/runs.jsonl")
+    found = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":(top)", *results)
+    return [line[3:] for line in found.splitlines()]
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
 
 
 def cores() -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 from scipy.special import stdtrit
 
-from rag_train.eval.demo.claims import CLAIMS, Compared
+from rag_train.eval.demo.claims import MINI_WORLD_CLAIMS, Compared
 from rag_train.eval.metrics.intervals import Effect, effect_across_seeds, holm
 from rag_train.eval.metrics.summary import RunSummary
 from rag_train.eval.papers.protocol import seeds_of
@@ -35,8 +35,9 @@ def _value(run: RunSummary, claim: Compared) -> float:
 def verdicts(seeds: Mapping[str, Sequence[float]]) -> dict[str, str]:
     """Decide each claim as ``miniworld_protocol.yaml`` rules, given its effect in at least two seeds."""
     found = {text: effect_across_seeds(values) for text, values in seeds.items()}
-    above = holm([effect.p_above(-CLAIMS[text].margin) for text, effect in found.items()], len(CLAIMS))
-    below = holm([effect.p_below(-CLAIMS[text].margin) for text, effect in found.items()], len(CLAIMS))
+    least = {text: -MINI_WORLD_CLAIMS[text].margin for text in found}
+    above = holm([effect.p_above(least[text]) for text, effect in found.items()], len(MINI_WORLD_CLAIMS))
+    below = holm([effect.p_below(least[text]) for text, effect in found.items()], len(MINI_WORLD_CLAIMS))
     return {
         text: "holds" if p <= LEVEL else "fails" if contrary <= LEVEL else "cannot be told apart"
         for text, p, contrary in zip(found, above, below, strict=True)
@@ -50,7 +51,7 @@ def is_complete(runs: Sequence[RunSummary]) -> bool:
 
 def verdicts_so_far(runs: Sequence[RunSummary]) -> dict[str, str]:
     """Return the verdict on each claim, which is "open" before all test seeds have been run."""
-    return verdicts(effects(runs)) if is_complete(runs) else dict.fromkeys(CLAIMS, "open")
+    return verdicts(effects(runs)) if is_complete(runs) else dict.fromkeys(MINI_WORLD_CLAIMS, "open")
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def effects(runs: Sequence[RunSummary]) -> dict[str, list[float]]:
             round(_value(by_seed[claim.second, seed], claim) - _value(by_seed[claim.first, seed], claim), 6)
             for seed in seeds
         ]
-        for text, claim in CLAIMS.items()
+        for text, claim in MINI_WORLD_CLAIMS.items()
     }
 
 
@@ -107,7 +108,7 @@ def placed(runs: Sequence[RunSummary]) -> dict[str, Placed]:
         return {}
     decided = verdicts(reference())
     return {
-        text: Placed(sum(here) / len(here), reference()[text], CLAIMS[text].margin, decided[text])
+        text: Placed(sum(here) / len(here), reference()[text], MINI_WORLD_CLAIMS[text].margin, decided[text])
         for text, here in effects(runs).items()
         if not any(map(math.isnan, here))
     }

@@ -19,7 +19,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rag_train.eval.demo.claims import CLAIMS, FIRST, LAST, Compared, PairedClaim, clusters, pooled
+from rag_train.eval.demo.claims import (
+    CLAIMS,
+    FIRST,
+    LAST,
+    MINI_WORLD_CLAIMS,
+    Compared,
+    PairedClaim,
+    clusters,
+    pooled,
+)
 from rag_train.eval.demo.recipe import DemoRecipe, StageRecipe
 from rag_train.eval.demo.stages import Data, Stage, fine_tune, search
 from rag_train.eval.demo.world import Known, open_world
@@ -43,7 +52,7 @@ from rag_train.eval.pages.results import (
 from rag_train.llm.vllm import VLLMEngine
 from rag_train.miniworld.text import VERSION
 from rag_train.progress import console
-from rag_train.provenance import code_version, machine
+from rag_train.provenance import code_version, machine, weights_sha256
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Question, Trajectory
 from rag_train.strategies.base import Kit
@@ -124,7 +133,7 @@ async def run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) -> 
                 strategy = name
                 if (name, stage) == ("deeprag", LAST):
                     strategy = f"deeprag,threshold={recipe.threshold}"
-                kept = Answers(folder / "answers", strategy, {"model": str(model)})
+                kept = Answers(folder / "answers", strategy, {"weights": weights_sha256(str(model))})
                 trajectories[f"{name}, {stage}"] = await kept.ask(kit, world.asked)
         for name in strategies:
             summaries.append(
@@ -237,7 +246,10 @@ def _timer(timings: dict[str, float], seed: int) -> Callable[[str], Any]:
 
 
 def claims(results: Sequence[SeedResult], *, one_world: bool = False) -> list[PairedClaim]:
-    """Return the `CLAIMS`, decided over the questions of all seeds. ``one_world``: see `clusters`."""
+    """Return the claims, decided over the questions of all seeds.
+
+    ``one_world``: whether all seeds ask about the same entities, which is so in the atlas.
+    """
     about = clusters([result.questions for result in results], one_world=one_world)
 
     def scores(name: str) -> list[Score]:
@@ -251,7 +263,8 @@ def claims(results: Sequence[SeedResult], *, one_world: bool = False) -> list[Pa
             return paired_bootstrap_mcc(decisions(claim.first), decisions(claim.second), about)
         return paired_bootstrap(scores(claim.first), scores(claim.second), claim.measure, about)
 
-    return [PairedClaim(text, difference(claim), claim.unit, claim.margin) for text, claim in CLAIMS.items()]
+    claimed = CLAIMS if one_world else MINI_WORLD_CLAIMS
+    return [PairedClaim(text, difference(claim), claim.unit, claim.margin) for text, claim in claimed.items()]
 
 
 def _curve(title: str, result: TrainResult, *keys: str) -> Curve:

@@ -19,7 +19,7 @@ import yaml
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from rag_train.errors import UserError
-from rag_train.provenance import code_version
+from rag_train.provenance import changed_files, code_version
 from rag_train.schema import Record
 
 FOLDER = Path(__file__).resolve().parent
@@ -98,12 +98,17 @@ def require_settings(path: Path, chosen: Mapping[str, Any], settings: Mapping[st
 
 
 def committed_hash(path: Path) -> str:
-    """Return the start of the protocol's SHA-256. Raises UserError unless the file is as in the last commit."""
+    """Return the start of the protocol's SHA-256.
+
+    Raises UserError unless the file and all other code of its git checkout are as in the last commit.
+    """
     shown = subprocess.run(["git", "show", f"HEAD:./{path.name}"], cwd=path.parent, capture_output=True)
     if shown.returncode:
         raise UserError(f"{path}: not committed; commit the protocol before the test seeds are run")
     if shown.stdout != path.read_bytes():
         raise UserError(f"{path}: differs from the committed version; commit it before the test seeds are run")
+    if changed := changed_files(path.parent):
+        raise UserError(f"{changed[0]}: changed since the last commit; commit it before the test seeds are run")
     return hashlib.sha256(shown.stdout).hexdigest()[:12]
 
 
@@ -130,7 +135,7 @@ class Outcome:
 def logged(what: str, seeds: Sequence[int], protocol: Path = PROTOCOL, log: Path = LOG) -> Iterator[Outcome]:
     """Enter a run on the test seeds into the log at its start, and again with its outcome or its error.
 
-    Raises UserError if the protocol is not committed.
+    Raises UserError if the protocol or other code is not committed.
     """
     protocol_hash, outcome = committed_hash(protocol), Outcome()
 

@@ -27,6 +27,7 @@ def test_seeds_are_written_one_by_one_and_kept(tmp_path: Path):
     assert list(json.loads(path.read_text())["seeds"]) == ["10", "11"]
     results = run_by_seed(path, settings, [12], lambda seed: {"em": 0.5})
     assert {seed: result["em"] for seed, result in results.items()} == {10: 0.1, 11: 0.11, 12: 0.5}
+    assert run_by_seed(path, settings, [12], lambda seed: pytest.fail("ran again")) == results
     assert results[12].keys() == {"machine", "code_version", "seconds", "peak_gib", "em"}
     with pytest.raises(UserError, match=r"other settings \(prices, new\)"):
         run_by_seed(path, {"prices": [0.1], "new": 1}, [12], lambda seed: {})

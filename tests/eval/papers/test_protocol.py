@@ -39,8 +39,9 @@ def repository(tmp_path: Path) -> Path:
         subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
 
     (tmp_path / "protocol.yaml").write_text("unit: seed\n")
+    (tmp_path / "code.py").write_text("")
     git("init")
-    git("add", "protocol.yaml")
+    git("add", "protocol.yaml", "code.py")
     git("commit", "-m", "Protocol")
     return tmp_path
 
@@ -83,6 +84,9 @@ def test_test_seeds_are_run_alone_with_the_protocols_settings():
 def test_test_seeds_need_a_committed_protocol(repository: Path):
     protocol, log = repository / "protocol.yaml", repository / "runs.jsonl"
     committed = committed_hash(protocol)
+    (repository / "code.py").write_text("changed = True\n")
+    with pytest.raises(UserError, match=r"^code\.py: changed since the last commit"):
+        committed_hash(protocol)
     protocol.write_text("unit: question\n")
     with pytest.raises(UserError, match="differs from the committed version"), logged("all", TEST, protocol, log):
         pytest.fail("the run started")

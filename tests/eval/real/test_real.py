@@ -82,15 +82,12 @@ def test_a_finished_run_starts_no_engine(smollm2: Path, tmp_path: Path, monkeypa
     recipe = load_recipe(RealRecipe, PACKAGE / "recipes/real.yaml", overrides)
     run(recipe, [0], None, tmp_path / "work", tmp_path)
     monkeypatch.delattr(VLLMEngine, "start")
-    run(recipe, [0], None, tmp_path / "work", tmp_path)
-    result = json.loads((tmp_path / "real.json").read_text())
-    rows = result["seeds"]["0"]["rows"]
+    run(recipe, [0], None, tmp_path / "work", tmp_path / "again")
+    [result] = json.loads((tmp_path / "again/real.json").read_text())["seeds"].values()
+    rows = result["rows"]
     asked = {(row["model"], row["summary"]["strategy"]): row["summary"]["questions"] for row in rows}
     assert asked == {("untuned", "direct"): 2, ("tuned", "rag"): 2}
-    result["seeds"]["7"] = result["seeds"]["0"]
-    (tmp_path / "real.json").write_text(json.dumps(result))
-    run(recipe, [0], None, tmp_path / "work", tmp_path)
-    assert set(json.loads((tmp_path / "real.json").read_text())["seeds"]) == {"0", "7"}
+    assert result["knowledge"]["facts"] >= 2
 
 
 def test_gains_are_paired_by_question_and_seed():
