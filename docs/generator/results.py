@@ -8,6 +8,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from inspect import isclass
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
@@ -207,11 +208,29 @@ def demo_causes(name: str) -> str:
     return table(["strategy, model", "wrong", *columns], rows, "l")
 
 
+def demo_cause_list(name: str, strategy: str, stage: str) -> str:
+    """The causes of a run's wrong answers, added up over seeds, the most frequent first."""
+    counts: Counter[str] = Counter()
+    for run in demo_groups(name)[strategy, stage]:
+        counts.update({cause["cause"]: cause["count"] for cause in run["causes"]})
+    return ", ".join(f"{cause} {count}" for cause, count in counts.most_common())
+
+
+def demo_from_memory(name: str, stage: str, seed: int | None = None) -> str:
+    """Of the facts that DeepRAG answered from memory, how many the starting model knew; None: over all seeds."""
+    runs = [run for run in demo_groups(name)["deeprag", stage] if seed is None or run["seeds"] == [seed]]
+    known, unknown = (sum(run["fact_boundary"][key] for run in runs) for key in ("tp", "fp"))
+    return f"{known} of {known + unknown}"
+
+
 def demo_mistakes(name: str, strategy: str, stage: str) -> str:
     """The first seed's first wrong answer of each cause: the question, what was expected, and what was found."""
-    run = demo_groups(name)[strategy, stage][0]
+    return _mistakes(demo_groups(name)[strategy, stage][0]["causes"])
+
+
+def _mistakes(causes: Sequence[Mapping[str, Any]]) -> str:
     rows = []
-    for cause in run["causes"]:
+    for cause in causes:
         first = cause["examples"][0]
         rows.append([cause["cause"], *(_cell(first[key]) for key in ("question", "expected", "found"))])
     return table(["cause", "question", "expected", "found"], rows, "llll")
@@ -557,13 +576,14 @@ def real_sets(name: str) -> str:
     rows = []
     for (strategy, model), own in grouped.items():
         answers = {question: em for row in own for question, em in row["em"].items()}
-        em = intervals.cluster_bootstrap(list(answers.values()), list(answers))
+        em = intervals.share(list(answers.values()))
         of_sets = {row["questions"]: percent(row["summary"]["em"]["mean"], 0) for row in own}
         retrievals = sum(row["summary"]["retrievals"]["mean"] * len(row["em"]) for row in own) / len(answers)
         cells = [f"{percent(em.mean, 0)} {between(100 * em.lo, 100 * em.hi, 0)}", *map(of_sets.__getitem__, sets)]
-        rows.append((em.mean, [f"`{strategy}`", model, str(len(answers)), *cells, number(retrievals)]))
+        failed = str(sum(row["failed"] for row in own))
+        rows.append((em.mean, [f"`{strategy}`", model, str(len(answers)), *cells, number(retrievals), failed]))
     rows.sort(key=lambda row: -row[0])
-    columns = ["strategy", "model", "questions", "EM", *sets, "retrievals"]
+    columns = ["strategy", "model", "questions", "EM", *sets, "retrievals", "failed"]
     return table(columns, [cells for _, cells in rows], "ll")
 
 
@@ -588,9 +608,40 @@ def real_seeds(name: str) -> str:
     return ", ".join(load(name)["seeds"])
 
 
+def real_em(name: str, strategy: str) -> float:
+    """Return the exact match of a strategy with the tuned model, on all questions and seeds."""
+    found = [row for row in real_rows(name) if (row["model"], row["summary"]["strategy"]) == ("tuned", strategy)]
+    return mean(em for row in found for em in row["em"].values())
+
+
+def real_mistakes(name: str, strategy: str, questions: str = "atlas") -> str:
+    """Return the first seed's first wrong answer of each cause, of a strategy with the tuned model."""
+    [causes, *_] = [
+        row["summary"]["causes"]
+        for row in real_rows(name)
+        if (row["model"], row["questions"], row["summary"]["strategy"]) == ("tuned", questions, strategy)
+    ]
+    return _mistakes(causes)
+
+
+def real_knowledge(name: str) -> str:
+    """Return what the starting model knows and how much of it the tuned model knows, by seed."""
+    rows = []
+    for seed, result in load(name)["seeds"].items():
+        if found := result.get("knowledge"):
+            told = (f"{found[f'{value}_then_known']} of {found[value]}" for value in ("known", "unknown"))
+            rows.append([seed, str(found["facts"]), *told])
+    return table(["seed", "facts", "known before, known after", "unknown before, known after"], rows)
+
+
 def real_minutes(name: str) -> str:
     """Return the minutes of each seed."""
     return ", ".join(number(seed["seconds"] / 60, 0) for seed in load(name)["seeds"].values())
+
+
+def peak_gib(name: str) -> str:
+    """Return the highest peak memory of the seeds that recorded it."""
+    return number(max(seed.get("peak_gib", 0.0) for seed in load(name)["seeds"].values()), 1)
 
 
 # --- strategies, retrievers, benchmarks -------------------------------------------------------------------------
@@ -1244,23 +1295,9 @@ def tutorial_mcc(model: str) -> str:
 CALIBRATION = "calibration, papers' shape"
 
 FUNCTIONS = {
-    function.__name__: function
-    for function in (
-        across_seeds, all_claims, attack_table, claim_count, claims_by_paper, control_table, demo_causes,
-        demo_claims, demo_hops, demo_mean, demo_mistakes, demo_seed_claims, demo_seeds, demo_table, demo_timings,
-        demo_verdicts, demo_cost,
-        first_hour_outputs, first_hour_table, first_lines, gold_hops, gold_left_out, gold_targets, headlines,
-        hipporag_table, mini_model_table,
-        hostile_table, load, outage_table, overhead_table, protocol_margins, provenance, rehearsal_table,
-        reproduction, reproduction_status, retrieval_speed_table, retrievers_table, router_accuracy,
-        runtime, runtime_reach,
-        attention_shapes, attention_table, long_training, real_causes, real_decisions, real_gains, real_minutes,
-        real_seeds, real_sets, real_table,
-        fresh_clones_table, line_coverage, memory_estimates, rollouts_table, runtime_table, scale_runner_table,
-        scale_synthesis_table, scale_training_table, shortfalls, strategies_table, synthesis_growth,
-        teacher_ablations, teacher_claims, teacher_counts, teacher_table, test_runs, training_speed,
-        training_rates, training_table, tutorial, tutorial_cell, tutorial_mcc, tutorial_pairs,
-        tutorial_question, tutorial_record, tutorial_table, number, percent, spread, min, max, median, sum,
-    )
-}  # fmt: skip
+    name: value
+    for name, value in globals().items()
+    if callable(value) and not isclass(value) and not name.startswith("_")
+}
+FUNCTIONS |= {function.__name__: function for function in (min, max, sum)}
 """What a page may call between ``[[=`` and ``=]]``."""

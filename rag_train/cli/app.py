@@ -138,7 +138,7 @@ def demo(
 ) -> None:
     """Run the whole of DeepRAG: cold start, search, both training stages, evaluation, and a results page.
 
-    The mini world takes minutes on two cores, the atlas (--atlas) about three quarters of an hour.
+    The mini world takes minutes on two cores, the atlas (--atlas) nearly an hour.
     """
     from rag_train.eval.demo.recipe import DemoRecipe
     from rag_train.recipe import load_recipe
