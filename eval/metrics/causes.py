@@ -77,17 +77,21 @@ def joined(runs: Iterable[Sequence[Cause]]) -> list[Cause]:
 def why(question: Question, trajectory: Trajectory) -> tuple[str, Wrong]:
     """Return the cause of a wrong answer, by the first step whose answer does not contain the gold step's.
 
-    Steps are compared with the gold steps in order. A subquery counts as another one if its normalised words differ
-    and its answer is wrong.
+    A gold step is compared with the step that asks the same, or else with the step at its place: a comparison may
+    look up its two sides in either order. A subquery counts as another one if its normalised words differ and its
+    answer is wrong.
     """
+    steps = trajectory.steps
+    asked = {normalize(step.subquery): step for step in reversed(steps)}
 
     def wrong(expected: str, found: str | None) -> Wrong:
         return Wrong(question=question.question, expected=expected, found=found or "")
 
     for place, gold in enumerate(question.decomposition):
-        if place >= len(trajectory.steps):
+        step = asked.get(normalize(gold.subquery)) or (steps[place] if place < len(steps) else None)
+        if step is None:
             return "stopped early", wrong(gold.subquery, trajectory.answer)
-        step, answers = trajectory.steps[place], [gold.short]
+        answers = [gold.short]
         if contains(step.answer, answers):
             continue
         if normalize(step.subquery) != normalize(gold.subquery):

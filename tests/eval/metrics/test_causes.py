@@ -54,6 +54,12 @@ def test_a_subquery_in_other_words_is_right_if_its_answer_is():
     assert why(ASKED, answered("Ohio", DIRECTED, step(SECOND, "Phoenix")))[1].expected == "Cincinnati"
 
 
+def test_two_sides_may_be_looked_up_in_either_order():
+    sides = ASKED.model_copy(update={"decomposition": ASKED.decomposition[::-1]})
+    reversed_order = answered("Ohio", DIRECTED.model_copy(update={"subquery": FIRST}), step(SECOND, "Phoenix"))
+    assert why(sides, reversed_order)[0] == "memory"
+
+
 def test_seeds_are_added_up_and_right_answers_are_left_out():
     wrong, right = answered("Ohio", *CASES["memory"]), answered("Cincinnati", *CASES["final answer"])
     runs = [summarize([ASKED], [t], strategy="deeprag", seed=seed) for seed, t in enumerate([wrong, wrong, right])]
