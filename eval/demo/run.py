@@ -49,6 +49,7 @@ from rag_train.eval.pages.results import (
     save_results,
     write_report,
 )
+from rag_train.eval.peak_memory import peak_memory
 from rag_train.llm.vllm import VLLMEngine
 from rag_train.miniworld.text import VERSION
 from rag_train.progress import console
@@ -77,7 +78,8 @@ def run_demo(
 ) -> ReportData:
     """Run every seed, write ``demo.json`` and ``demo.html`` to ``output``, and print the tables."""
     start = time.perf_counter()
-    results = [asyncio.run(run_seed(recipe, seed, work, scratch)) for seed in seeds]
+    with peak_memory() as peak:
+        results = [asyncio.run(run_seed(recipe, seed, work, scratch)) for seed in seeds]
     runs = [run for result in results for run in result.runs]
     first = results[0]
     decided = claims(results, one_world=recipe.atlas is not None)
@@ -89,6 +91,7 @@ def run_demo(
         runs=runs,
         curves=first.curves,
         timings=_timings([result.timings for result in results], time.perf_counter() - start),
+        peak_gib=peak.gib,
         examples=_examples(first, (FIRST, "stage 1", LAST)),
         provenance=_provenance(recipe, seeds),
     )
@@ -100,7 +103,8 @@ def run_demo(
         console.print(table(summaries))
     for claim in decided:
         console.print(claim.line())
-    console.print(f"wrote {output / 'demo.html'} and demo.json in {time.perf_counter() - start:.0f} s")
+    cost = f"{time.perf_counter() - start:.0f} s, {peak.gib:.1f} GiB at the peak"
+    console.print(f"wrote {output / 'demo.html'} and demo.json ({cost})")
     return data
 
 

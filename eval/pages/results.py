@@ -101,6 +101,8 @@ class ReportData(Record):
     runs: list[RunSummary]
     curves: list[Curve]
     timings: list[Timing]
+    peak_gib: float | None = None
+    """Peak memory of the run with its engines and trainings; None in older files."""
     examples: list[Example]
     provenance: Provenance
 
