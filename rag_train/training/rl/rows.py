@@ -56,11 +56,14 @@ class Row:
 def transcript(turns: Sequence[Turn]) -> list[Turn]:
     """Return the calls that continue the text of the call before them, from the first one on.
 
-    A call that begins a new text, such as the one that forces the final answer, ends the transcript.
+    A call that begins a new text ends the transcript. So does the call that forces the final answer: where the text
+    has the format's exact form, that prompt continues it too. The transcript must stay as the model ended it, so
+    that the end of text that came too early is trained.
     """
     kept = list(turns[:1])
     for turn in turns[1:]:
-        if not turn.prompt.startswith(kept[-1].prompt + kept[-1].written):
+        is_forced = turn.prompt.endswith(deeprag.FINAL)
+        if is_forced or not turn.prompt.startswith(kept[-1].prompt + kept[-1].written):
             break
         kept.append(turn)
     return kept

@@ -88,6 +88,15 @@ def test_a_transcript_without_a_decision_has_no_branch():
     assert rollout.branch is None and len(engine.samplings) == 1
 
 
+def test_a_forced_answer_is_not_trained():
+    """The model ends its transcript after an answer, so that the prompt that forces the end continues its text."""
+    first = f"{ASK}{deeprag.INTERMEDIATE} he\n"
+    [rollout], engine, _ = sample(first)
+    assert rollout.trajectory.notes == {"cut": "the controller did not go on"} and len(engine.samplings) == 2
+    assert TOKENIZER.decode(rollout.row.completion_ids) == first
+    assert all(rollout.row.trained) and rollout.row.lost > 0
+
+
 def test_a_search_costs_one_call_more_than_no_search():
     strategy = DeepRAG(Kit(Writes(""), Found([]), instructions=False))
     step = Step(subquery="What?", decision=Decision.RETRIEVE, passages=[Passage(id="p", text="x")], answer="y")

@@ -12,6 +12,7 @@ from support.rollouts import FOUND, PROMPT, searched, turn
 from support.training import TOKENIZER
 
 from rag_train.formats import deeprag
+from rag_train.schema import Passage
 from rag_train.training.rl.rows import Row, Turn, decisions, encode_rollout, transcript
 
 SNIPPETS = [deeprag.INTERMEDIATE, deeprag.SEARCH]
@@ -73,6 +74,26 @@ def test_a_forced_final_answer_is_not_part_of_the_transcript():
     turns = [*searched(), turn(PROMPT + deeprag.FINAL, " there")]
     assert transcript(turns) == turns[:2]
     assert encode_rollout(TOKENIZER, turns, 999).lost == len(TOKENIZER(" there")["input_ids"])
+
+
+KNOWN = deeprag.parametric_prompt("Who?") + " she\n"
+FOUND_NOTHING = deeprag.retrieved_prompt("Who?", [Passage(id="p", text="x")]) + " \n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "written", "forced"),
+    [(PROMPT, KNOWN, PROMPT + KNOWN), (PROMPT + FOUND_NOTHING.removesuffix(" \n"), "", PROMPT + FOUND_NOTHING)],
+    ids=["after an answer", "instead of an answer"],
+)
+def test_stopping_too_early_is_trained_and_the_forced_answer_is_not(asked: str, written: str, forced: str):
+    """The prompt that forces the final answer continues a text that has the format's exact form."""
+    eos: list[Any] = [TOKENIZER.eos_token_id]
+    stopped = turn(asked, written, None, TOKENIZER(written)["input_ids"] + eos)
+    answer = turn(forced + deeprag.FINAL, " there", "\n")
+    assert answer.prompt.startswith(stopped.prompt + stopped.written)
+    row = encode_rollout(TOKENIZER, [stopped, answer], 999)
+    assert stretches(row) == [(1, written + "<|end|>")]
+    assert row.logprobs[-1] < 0 and row.lost == len(answer.completion.token_ids)
 
 
 @given(st.integers(1, 300))
