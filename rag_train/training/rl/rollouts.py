@@ -156,6 +156,8 @@ class Rollouts:
             begun = [*before, Step(subquery=state.subquery, decision=decision)]
             return total(question, await self._answered(question, work, sampler, begun), self._weights)
 
+        # The rollout's own reward is no sample of `taken`. The state is drawn from the whole transcript, so that a
+        # state with a short continuation is drawn more often, and the continuation that led to the draw is biased.
         [other] = set(Decision) - {state.decision}
         tries = [(decision, k) for decision in (state.decision, other) for k in range(self._recipe.branches)]
         values = await asyncio.gather(*(value(decision, k) for decision, k in tries))
