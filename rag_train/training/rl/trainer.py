@@ -79,6 +79,11 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
             self._background.run(self._policy.aclose())
             self._background.close()
 
+    def _run_epoch(self, *arguments: Any, **named: Any) -> None:
+        """Run no epoch if a callback has stopped the training at its beginning; transformers would make a step."""
+        if not self.control.should_training_stop:
+            super()._run_epoch(*arguments, **named)
+
     def sync_weights(self) -> None:
         """Do nothing: `_roll_out` sends the weights, after the rollouts that were begun ahead."""
 
@@ -221,7 +226,17 @@ def token_advantages(rollout: Rollout, advantage: float, group: Sequence[Rollout
 def _counts(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Return the sums over rollouts that `_measures` needs, but the number of ``kept`` ones."""
     decisions = [step.decision for rollout in rollouts for step in rollout.trajectory.steps]
-    differences = [abs(rollout.branch.advantage) for rollout in rollouts if rollout.branch]
+    branches = [(each.branch, each.trajectory.steps[each.branch.step]) for each in rollouts if each.branch]
+    gains = [
+        branch.advantage if step.decision is Decision.RETRIEVE else -branch.advantage for branch, step in branches
+    ]
+    # Each factor has noise of its own, so that the mean of the product has none: it is that of the squared
+    # difference. The mean of the absolute difference would be mostly noise.
+    signals = [
+        (branch.taken[0] - branch.other[0]) * (branch.taken[1] - branch.other[1])
+        for branch, _ in branches
+        if len(branch.taken) > 1
+    ]
     return {
         "rollouts": len(rollouts),
         "read": sum(each.read for each in rollouts),
@@ -230,21 +245,26 @@ def _counts(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "trained": sum(sum(each.row.trained) for each in rollouts),
         "decisions": len(decisions),
         "retrieve": decisions.count(Decision.RETRIEVE),
-        "branches": len(differences),
-        "differences": sum(differences),
+        "gains": len(gains),
+        "gain": sum(gains),
+        "signals": len(signals),
+        "signal": sum(signals),
     }
 
 
 def _measures(totals: Mapping[str, float]) -> dict[str, float]:
-    """Return metrics that TRL does not have, from the sums over all processes."""
+    """Return metrics that TRL does not have, from the sums over all processes.
+
+    The values of decisions are left out in a step that has tried none.
+    """
+    tried = {"decisions/retrieval_gain": ("gain", "gains"), "decisions/signal": ("signal", "signals")}
     return {
         DROPPED: 1 - totals["kept"] / totals["rollouts"],
         "engine/read": totals["read"],
         "engine/written": totals["written"],
         "tokens/lost": totals["lost"] / max(1, totals["lost"] + totals["trained"]),
         "decisions/retrieve": totals["retrieve"] / max(1, totals["decisions"]),
-        "decisions/difference": totals["differences"] / max(1, totals["branches"]),
-    }
+    } | {name: totals[total] / totals[count] for name, (total, count) in tried.items() if totals[count]}
 
 
 def _reward(name: str) -> Any:
@@ -262,14 +282,14 @@ class StopAtBudget(TrainerCallback):
     """Stops a run when its engine has read and written ``budget`` tokens.
 
     They are added up from the logged metrics, which a resumed run has too: an entry has the mean of the generations
-    since the entry before.
+    since the entry before. A run that was killed after the checkpoint of its last step makes no other step.
     """
 
     def __init__(self, budget: int, updates: int):
         self._budget = budget
         self._updates = updates
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(self, args, state, control, **kwargs):
         spent, before = 0.0, 0
         for entry in state.log_history:
             if "engine/read" in entry:
@@ -278,6 +298,12 @@ class StopAtBudget(TrainerCallback):
                 before = entry["step"]
         if spent >= self._budget:
             control.should_training_stop = True
+
+    on_train_begin = on_log
+
+
+class Collapsed(UserError):
+    """A run has nothing left to learn from, so that more steps would leave the model as it is."""
 
 
 class StopCollapsed(TrainerCallback):
@@ -298,7 +324,7 @@ class StopCollapsed(TrainerCallback):
             logged = [entry for entry in state.log_history if entry.get(name) is not None]
             alive = max((entry["step"] for entry in logged if not is_dead(entry[name])), default=0)
             if logged and state.global_step - alive >= self._steps:
-                raise UserError(
+                raise Collapsed(
                     f"step {state.global_step}: {reason} for {self._steps} steps (rl.collapse); see "
                     f"{Path(args.output_dir) / ROLLOUTS}, then lower lr or raise rl.temperature, or take other data"
                 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +14,19 @@ import torch
 from safetensors.torch import load_file
 from support.launching import launch
 from support.rollouts import searched
-from support.training import TOKENIZER, kill_at, recipe_in, write
+from support.training import TOKENIZER, Killed, kill_at, recipe_in, write
 
 from rag_train.errors import UserError
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.miniworld.world import World
 from rag_train.retrieval.index.bm25_build import build_bm25
-from rag_train.schema import Passage, Question, Trajectory
+from rag_train.schema import Decision, Passage, Question, Step, Trajectory
 from rag_train.training.plan import plan
 from rag_train.training.recipe import LoraRecipe, PriceRecipe, RewardRecipe, RLRecipe, TrainRecipe
 from rag_train.training.rl.policy import VLLMPolicy
 from rag_train.training.rl.rollouts import Branch, Rollout
 from rag_train.training.rl.rows import Row, encode_rollout
-from rag_train.training.rl.trainer import question_rows, rl_trainer, token_advantages
+from rag_train.training.rl.trainer import Collapsed, RolloutTrainer, question_rows, rl_trainer, token_advantages
 from rag_train.training.run import train
 
 QUESTIONS = [Question(id=str(i), question=f"Where was {i} born?", answers=["Rome"]) for i in range(16)]
@@ -137,6 +139,27 @@ def test_gap_between_engine_and_trainer_is_logged_and_its_weight_limited(
     assert gap > 50
 
 
+@pytest.mark.parametrize(
+    ("decision", "taken", "signal", "gain"),
+    [("retrieve", (0, 1), 0, 0), ("retrieve", (1, 1), 0.25, 0.5), ("parametric", (1, 1), 0.25, -0.5)],
+)
+def test_measures_of_the_decisions_are_without_the_noise_of_single_rollouts(
+    world: Path, tmp_path: Path, monkeypatch, decision: str, taken: tuple[int, int], signal: float, gain: float
+):
+    """The other decision is right half of the time, and so is the decision taken, or always: all equally likely
+    outcomes of two rollouts of each."""
+    trajectory = Trajectory(
+        question_id="", question="", strategy="", steps=[Step(subquery="?", decision=Decision(decision))]
+    )
+    row = encode_rollout(TOKENIZER, searched(), 999)
+    coins = product(taken, taken, (0, 1), (0, 1))
+    made = [Rollout(trajectory, 0.0, replace(row), Branch(0, [a, b], [c, d]), 1, 1) for a, b, c, d in coins]
+    recipe = recipe_for(world, tmp_path / "out", group=2)
+    trainer, _ = hand_made(monkeypatch, recipe, tmp_path / "checkpoints", made)
+    found = trainer._metrics["train"]
+    assert (found["decisions/signal"], found["decisions/retrieval_gain"]) == ([signal], [gain])
+
+
 # -- runs ------------------------------------------------------------------------------------------------
 
 
@@ -222,7 +245,7 @@ def test_a_price_lowers_the_retrieval_rate(
     assert searched[0] > 0.2 and sum(searched[-2:]) / 2 < searched[0] / 2
     assert rows[-1]["reward"] > rows[0]["reward"] == pytest.approx(-rows[0]["rewards/retrievals/mean"])
     assert max(row["sampling/sampling_logp_difference/mean"] for row in rows) < 1e-4
-    assert (rows[0]["decisions/difference"] > 0) == (credit == "tree")
+    assert ("decisions/retrieval_gain" in rows[0]) == (credit == "tree")
     assert rows[0]["engine/read"] > rows[0]["engine/written"] > 0
 
 
@@ -254,7 +277,8 @@ def test_two_processes_train_as_one(mini_world: World, mini_model: Path, tmp_pat
     assert ended.returncode == 0, ended.stderr
     one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
     assert len(one) == len(two) == 3
-    for name in ("reward", "engine/read", "engine/written", "decisions/retrieve", "decisions/difference", "loss"):
+    decisions = ("decisions/retrieve", "decisions/retrieval_gain")
+    for name in ("reward", "engine/read", "engine/written", *decisions, "loss"):
         values = [row[name] for row in one]
         assert [row[name] for row in two] == pytest.approx(values, rel=1e-3, abs=1e-5), name
     assert any(row["grad_norm"] > 0 for row in two)
@@ -286,11 +310,35 @@ def test_a_run_ends_when_its_budget_is_spent(world: Path, tmp_path: Path, update
     assert train(replace(recipe, output_dir=str(tmp_path / "more"), rl=rl)).steps == 4 + logging_steps
 
 
+@pytest.mark.parametrize(("budget", "steps"), [(100, 0), (101, 1)])
+def test_a_run_killed_after_its_last_checkpoint_makes_no_other_step(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int, steps: int
+):
+    """The steps before the checkpoint have spent 100 tokens."""
+    begun = []
+
+    def roll_out(*_: Any) -> None:
+        begun.append(True)
+        raise Killed
+
+    monkeypatch.setattr(RolloutTrainer, "_roll_out", roll_out)
+    recipe = recipe_for(world, tmp_path / "out", budget=budget)
+    rows, _ = question_rows(recipe.data, TOKENIZER)
+    trainer = rl_trainer(recipe, rows, TOKENIZER, tmp_path / "checkpoints")
+    trainer.state.global_step, trainer.state.train_batch_size = 2, recipe.batch_size
+    trainer.state.log_history = [{"step": step, "engine/read": 40, "engine/written": 10} for step in (1, 2)]
+    trainer.create_optimizer_and_scheduler(4)
+    trainer._save_checkpoint(trainer.model, None)
+    with suppress(Killed):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoints/checkpoint-2"))
+    assert (trainer.state.global_step, len(begun)) == (2, steps)
+
+
 @pytest.mark.slow
 def test_a_run_without_different_rewards_stops(world: Path, tmp_path: Path):
     """The untrained model never answers right, so every reward is 0."""
     with pytest.raises(
-        UserError, match=r"^step 2: all rollouts of a question get the same reward for 2 steps"
+        Collapsed, match=r"^step 2: all rollouts of a question get the same reward for 2 steps"
     ) as e:
         train(recipe_for(world, tmp_path / "out", collapse=2))
     path = tmp_path / "out/checkpoints/rollouts.jsonl"
