@@ -87,17 +87,19 @@ def stage3_recipe(model: str, folder: Path, price: float, **settings: Any) -> Tr
 
     ``price`` is that of a retrieval; ``settings`` are more keys of the `RLRecipe`. Seed and ``output_dir`` are
     still to be set. Advantages are not scaled by group: where all rollouts of a question are equally right, any
-    price would otherwise count as much as any other.
+    price would otherwise count as much as any other. A call has room for six remembered steps. A run that collapses
+    ends after more steps than there are between two checkpoints, so that the last checkpoint has its final weights.
     """
-    from rag_train.training.recipe import PriceRecipe, RLRecipe, TrainRecipe
+    from rag_train.training.recipe import PriceRecipe, RewardRecipe, RLRecipe, TrainRecipe
 
     section = RLRecipe(
         index=str(folder / "index"),
         instructions=False,
-        call_tokens=96,
+        call_tokens=160,
         scale="none",
+        reward=RewardRecipe(format=0.1),
         price=PriceRecipe(retrievals=price),
-        collapse=None,
+        collapse=15,
         **settings,
     )
     return TrainRecipe(
@@ -108,7 +110,7 @@ def stage3_recipe(model: str, folder: Path, price: float, **settings: Any) -> Tr
         lr=1e-4,
         epochs=1,
         schedule="constant_with_warmup",
-        warmup_ratio=0.0,
+        warmup_ratio=0.05,
         max_tokens=1024,
         batch_size=16,
         global_batch=64,
