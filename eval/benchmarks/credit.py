@@ -6,6 +6,13 @@ passes over them, or on larger groups in about as many steps, and stops when it 
 as the tree run. The models then answer the same questions greedily. Writes bench_credit.json (bench_credit_dev.json
 with --split dev).
 
+Equal engine tokens are not equal cost: a token that is written costs more than one that is read, and a step of
+training has a cost of its own. Written tokens and seconds are therefore recorded, too.
+
+Each arm is also compared with the model that it starts from. Stage III comes on top of that model's training, with
+more questions and more compute than Stage II. This difference says what more training by reinforcement brings, not
+what reinforcement alone does.
+
 First: rag-train demo --seeds 0
 Then:  python -m rag_train.eval.benchmarks.credit --seeds 0
 """
@@ -18,20 +25,30 @@ import json
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rag_train.errors import UserError
 from rag_train.eval.benchmarks.common import exit_on_user_error, stage3_recipe
-from rag_train.eval.benchmarks.stage3 import PROTOCOL, DemoSeed, models_of, open_seed, stage3_parser
+from rag_train.eval.benchmarks.stage3 import (
+    PROTOCOL,
+    DemoSeed,
+    models_of,
+    open_seed,
+    settings_of,
+    stage3_parser,
+    trained,
+)
 
+if TYPE_CHECKING:
+    from rag_train.eval.benchmarks.reporting import Results
+    from rag_train.training.recipe import TrainRecipe
+
+START = "start"
 TREE, STEPS, GROUPS = "tree credit", "plain GRPO, more steps", "plain GRPO, larger groups"
 EPOCHS = 10
 """Passes over the questions of a run that its token budget ends before."""
 WIDER = 3
 """Size of the larger groups, in groups of the other runs."""
-
-Curve = list[tuple[float, float]]
-"""Engine tokens so far and mean reward of the sampled rollouts, for each step."""
 
 
 def main() -> None:
@@ -52,76 +69,105 @@ def main() -> None:
     from rag_train.eval.benchmarks.reporting import differences, recorded
     from rag_train.progress import console
 
-    names = ("price", "questions", "branches", "lrs", "split")
-    settings = {name: getattr(options, name) for name in names}
     with exit_on_user_error():
-        models = models_of(options.demo, options.seeds)
+        models = models_of(options.demo, options.seeds, options.split)
         results = recorded(
             "Stage III, credit",
             PROTOCOL,
             options,
-            settings,
-            lambda seed: compare(
-                options, open_seed(models[seed], seed, options.work, options.split, options.questions)
-            ),
+            settings_of(tree_recipe(options, Path(), Path())) | {"epochs": EPOCHS, "wider": WIDER},
+            lambda seed: compare(options, open_seed(models[seed], seed, options)),
+            verdict,
         )
-    for plain in (STEPS, GROUPS):
-        found = [result["arms"][TREE]["score"] - result["arms"][plain]["score"] for result in results.values()]
-        console.print(f"{TREE} over {plain}: reward {differences(found)}")
+    for arm in (TREE, STEPS, GROUPS):
+        console.print(f"{arm} over the start: score {differences(over(results, arm, START))}")
+    console.print(verdict(results))
+
+
+def tree_recipe(options: argparse.Namespace, model: Path, folder: Path) -> TrainRecipe:
+    """Return the recipe of tree credit from ``model``; see `stage3_recipe`."""
+    return stage3_recipe(str(model), folder, options.price, credit="tree", branches=options.branches, engine="vllm")
 
 
 def compare(options: argparse.Namespace, seed: DemoSeed) -> dict[str, Any]:
     """Train the three runs of a seed, and let their models answer."""
     from rag_train.files import write_records
-    from rag_train.training.recipe import RLRecipe
     from rag_train.training.result import METRICS
-    from rag_train.training.run import train
 
     start = seed.models / "stage1"
-    recipe = stage3_recipe(str(start), seed.folder, options.price, branches=options.branches, engine="vllm")
-    recipe = replace(recipe, seed=seed.seed)
-    section = recipe.rl or RLRecipe(index="")
+    tree = replace(tree_recipe(options, start, seed.folder), seed=seed.seed)
+    assert tree.rl is not None and tree.global_batch is not None
     few = seed.folder / "few.jsonl"
     write_records(few, seed.training[: options.questions])
-    write_records(recipe.data, seed.training)
-    plain = replace(recipe, epochs=EPOCHS, rl=replace(section, credit="trajectory"))
-    wider = replace(section, credit="trajectory", group=WIDER * section.group)
+    write_records(tree.data, seed.training)
+    # Plain GRPO is planned for more steps than its budget allows. Its learning rate rises in as many steps as that
+    # of tree credit.
+    share = options.questions / (EPOCHS * len(seed.training))
+    plain = replace(
+        tree, epochs=EPOCHS, warmup_ratio=share * tree.warmup_ratio, rl=replace(tree.rl, credit="trajectory")
+    )
+    wider = replace(tree.rl, credit="trajectory", group=WIDER * tree.rl.group)
     runs = {
-        TREE: replace(recipe, data=few, rl=replace(section, credit="tree")),
+        TREE: replace(tree, data=few),
         STEPS: plain,
-        GROUPS: replace(plain, global_batch=WIDER * (recipe.global_batch or 0), rl=wider),
+        GROUPS: replace(plain, global_batch=WIDER * tree.global_batch, rl=wider),
     }
-    arms: dict[str, Any] = {"start": scored(options, seed, start)}
+    arms: dict[str, Any] = {START: scored(options, seed, start)}
     budget = None
     for (name, run), lr in zip(runs.items(), options.lrs, strict=True):
-        output = seed.folder / name.replace(",", "").replace(" ", "-")
+        folder = f"{name.replace(',', '').replace(' ', '-')}-{lr:g}" + (f"-{budget}-tokens" if budget else "")
+        output = seed.folder / folder
         assert run.rl is not None
-        result = train(replace(run, lr=lr, output_dir=str(output), rl=replace(run.rl, budget=budget)))
-        curve = read_curve(output / METRICS)
-        if budget and curve[-1][0] < budget:
-            raise UserError(f"{name}: {curve[-1][0]:,} of {budget:,} tokens in {EPOCHS} epochs; raise EPOCHS")
-        budget = budget or round(curve[-1][0])
-        arms[name] = scored(options, seed, output) | {
-            "steps": result.steps,
-            "training_seconds": result.seconds,
-            "tokens": curve[-1][0],
-            "curve": curve,
-        }
+        model, has_collapsed = trained(
+            replace(run, lr=lr, output_dir=str(output), rl=replace(run.rl, budget=budget))
+        )
+        cost = spent(output / METRICS)
+        if budget and not has_collapsed and cost["tokens"] < budget:
+            raise UserError(f"{name}: {cost['tokens']:,} of {budget:,} tokens in {EPOCHS} epochs; raise EPOCHS")
+        if budget is None:  # of a tree run that collapsed, what all of its steps would have cost
+            steps = options.questions * tree.rl.group // tree.global_batch
+            budget = round(cost["tokens"] * steps / cost["steps"])
+        arms[name] = scored(options, seed, model) | cost | {"collapsed": has_collapsed}
     return {"arms": arms}
 
 
 def scored(options: argparse.Namespace, seed: DemoSeed, model: Path) -> dict[str, float]:
-    """Return exact match and retrievals of a model's greedy answers, and the reward that they would have earned."""
+    """Return exact match and retrievals of a model's greedy answers, and their score.
+
+    The score is the exact match minus the price of the retrievals: the reward without the part for the format.
+    """
     [run] = asyncio.run(seed.runs(model, model.name))
     em, retrievals = run.em.mean, run.retrievals.mean
     return {"em": em, "retrievals": retrievals, "score": em - options.price * retrievals}
 
 
-def read_curve(path: Path) -> Curve:
-    """Return the curve of a run that logged every step."""
+def spent(path: Path) -> dict[str, Any]:
+    """Return what a run that logged every step has cost, and its curve.
+
+    The curve has the engine tokens so far and the mean reward of the sampled rollouts, for each step.
+    """
     rows = [row for row in map(json.loads, path.read_text().splitlines()) if "reward" in row]
-    spent = accumulate(row["engine/read"] + row["engine/written"] for row in rows)
-    return [(tokens, row["reward"]) for tokens, row in zip(spent, rows, strict=True)]
+    tokens = list(accumulate(row["engine/read"] + row["engine/written"] for row in rows))
+    return {
+        "steps": len(rows),
+        "tokens": tokens[-1],
+        "written": sum(row["engine/written"] for row in rows),
+        "seconds": sum(row["step_time"] for row in rows),
+        "curve": [(so_far, row["reward"]) for so_far, row in zip(tokens, rows, strict=True)],
+    }
+
+
+def over(results: Results, arm: str, other: str) -> list[float]:
+    """Return by how much the score of an arm exceeds that of another one in each seed."""
+    return [result["arms"][arm]["score"] - result["arms"][other]["score"] for result in results.values()]
+
+
+def verdict(results: Results) -> str:
+    """Return the verdict on the protocol's claim about credit, in one line."""
+    from rag_train.eval.benchmarks.reporting import judged
+
+    found = {f"score, {TREE} over {arm}": over(results, TREE, arm) for arm in (STEPS, GROUPS)}
+    return judged(PROTOCOL, results, found)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the benchmarks of Stage III share: the models of the demo, questions that no stage has seen, and answers.
+"""What the benchmarks of Stage III share: the demo's models, questions that no stage has seen, training, answers.
 
 A seed is a world of the mini world, its pretrained model, and the demo's cold start and Stages I and II on it.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rag_train.errors import UserError
 from rag_train.eval.benchmarks.common import benchmark_parser, seed_list
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rag_train.eval.metrics.summary import RunSummary
     from rag_train.retrieval.batching import AsyncRetriever
     from rag_train.schema import Question
+    from rag_train.training.recipe import TrainRecipe
 
 PROTOCOL = Path(__file__).with_name("stage3_protocol.yaml")
 DEEPRAG = "deeprag"
@@ -29,7 +30,7 @@ class DemoSeed:
     """A seed of the demo, and what all of its models answer.
 
     Attributes:
-        models: folder of the demo with stage1/ and stage2/.
+        models: folder of the demo with coldstart/, stage1/ and stage2/.
         folder: working directory of this seed, with ``index``.
         training: training questions that no stage has seen.
         questions: questions to answer.
@@ -82,6 +83,7 @@ def stage3_parser(description: str | None, name: str) -> argparse.ArgumentParser
     parser.add_argument("--work", type=Path, default=Path("runs") / name, help="working directory; runs are kept")
     parser.add_argument("--seeds", type=seed_list, default="0", help="comma-separated seeds of the demo")
     parser.add_argument("--split", choices=("dev", "test"), default="dev", help="dev to choose, test to report")
+    parser.add_argument("--answers", type=int, default=1000, help="questions of several hops to answer")
     return parser
 
 
@@ -94,8 +96,21 @@ def demo_recipe() -> DemoRecipe:
     return load_recipe(DemoRecipe, PACKAGE / "recipes/demo.yaml", [])
 
 
-def models_of(demo: Path, seeds: Sequence[int]) -> dict[int, Path]:
-    """Return the demo's folder of each seed, from a run with the recipe as it is now.
+def settings_of(recipe: TrainRecipe) -> dict[str, Any]:
+    """Return the settings of the demo and of Stage III that determine the results, as JSON values.
+
+    Left out is what belongs to a single run: paths, seed, learning rate, price and budget.
+    """
+    trained = asdict(recipe)
+    for name in ("model", "data", "output_dir", "seed", "lr"):
+        del trained[name]
+    for name in ("index", "price", "budget"):
+        del trained["rl"][name]
+    return {"demo": asdict(demo_recipe()), "stage3": trained}
+
+
+def models_of(demo: Path, seeds: Sequence[int], split: str) -> dict[int, Path]:
+    """Return the demo's folder of each seed of a split, from a run with the recipe as it is now.
 
     Raises UserError if the demo has not finished a seed.
     """
@@ -113,24 +128,27 @@ def models_of(demo: Path, seeds: Sequence[int]) -> dict[int, Path]:
         for seed in seeds
     }
     if missing := ",".join(str(seed) for seed, folders in found.items() if not folders):
+        command = f"rag-train demo --seeds {missing}"
+        if split == "test":
+            command = (
+                f"make demo-seeds SEEDS={missing} (python -m rag_train.eval.demo.miniworld_seeds --seeds {missing})"
+            )
         raise UserError(
-            f"--demo {demo}: no models of seed {missing} by recipes/demo.yaml as it is now; run rag-train demo "
-            f"--seeds {missing} first"
+            f"--demo {demo}: no models of seed {missing} by recipes/demo.yaml as it is now; run {command} first"
         )
     return {seed: folders[0] for seed, folders in found.items()}
 
 
-def open_seed(models: Path, seed: int, work: Path, split: str, training: int) -> DemoSeed:
+def open_seed(models: Path, seed: int, options: argparse.Namespace) -> DemoSeed:
     """Return a seed, with an index of its corpus.
 
     Args:
         models: the demo's folder of the seed.
-        work: parent of the seed's working directory.
-        split: split of the questions to answer.
-        training: number of training questions that are needed.
+        seed: the seed.
+        options: those of `stage3_parser`, and ``questions``, the number of training questions that are needed.
 
     Raises:
-        UserError: if so many are not left.
+        UserError: if there are fewer questions than ``questions`` or ``answers``.
     """
     from rag_train.eval.demo.recipe import MiniWorldRecipe
     from rag_train.eval.demo.world import training_questions
@@ -142,21 +160,45 @@ def open_seed(models: Path, seed: int, work: Path, split: str, training: int) ->
 
     demo = demo_recipe()
     world = World(replace((demo.miniworld or MiniWorldRecipe()).world, seed=seed))
-    folder = work / models.name
+    folder = options.work / models.name
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "index").exists():
         build_bm25(world.corpus(), folder / "index")
     _, stages = training_questions(world, demo)
     seen = {question.question for question in stages[: demo.stage1.questions + demo.stage2.questions]}
     left = [question for question in multi_hop(world.questions("train")) if question.question not in seen]
-    if len(left) < training:
-        raise UserError(f"seed {seed}: {len(left)} training questions are left, but {training} are needed")
+    asked = multi_hop(world.questions(options.split))
+    for name, found in (("questions", left), ("answers", asked)):
+        if len(found) < (needed := getattr(options, name)):
+            raise UserError(f"--{name} {needed}: seed {seed} has {len(found)}; give at most that number")
     return DemoSeed(
         seed,
         models,
         folder,
         left,
-        multi_hop(world.questions(split))[: demo.test_questions],
+        asked[: options.answers],
         known_subqueries(world),
         AsyncRetriever(open_retriever(str(folder / "index"))),
     )
+
+
+def trained(recipe: TrainRecipe) -> tuple[Path, bool]:
+    """Train, and return the folder of the model and whether the run collapsed.
+
+    A collapsed run has nothing left to learn from. Its model is that of its last checkpoint: more steps would not
+    have changed it.
+    """
+    from rag_train.progress import console
+    from rag_train.training.checkpoints import newest_complete
+    from rag_train.training.rl.trainer import Collapsed
+    from rag_train.training.run import train
+
+    try:
+        train(recipe)
+    except Collapsed as collapse:
+        checkpoint = newest_complete(Path(recipe.output_dir) / "checkpoints")
+        if checkpoint is None:
+            raise
+        console.print(str(collapse), markup=False, soft_wrap=True)
+        return checkpoint, True
+    return Path(recipe.output_dir), False

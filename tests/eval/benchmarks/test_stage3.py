@@ -1,0 +1,92 @@
+"""What the benchmarks of Stage III share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_train.errors import UserError
+from rag_train.eval.benchmarks.common import stage3_recipe
+from rag_train.eval.benchmarks.stage3 import models_of, open_seed, settings_of, trained
+from rag_train.miniworld.world import World
+from rag_train.training import run
+from rag_train.training.checkpoints import _mark
+from rag_train.training.recipe import TrainRecipe
+from rag_train.training.rl.trainer import Collapsed
+
+
+@pytest.mark.parametrize(
+    ("split", "command"),
+    [
+        ("dev", "rag-train demo --seeds 0,3"),
+        ("test", r"make demo-seeds SEEDS=0,3 \(python -m rag_train.eval.demo.miniworld_seeds --seeds 0,3\)"),
+    ],
+)
+def test_says_how_missing_models_are_made(tmp_path: Path, split: str, command: str):
+    with pytest.raises(UserError, match=f"no models of seed 0,3 by .*; run {command} first$"):
+        models_of(tmp_path, [0, 3], split)
+
+
+@pytest.mark.slow
+def test_a_seed_has_as_many_questions_as_are_asked_for(
+    tmp_path: Path, mini_world: World, monkeypatch: pytest.MonkeyPatch
+):
+    """The world has more than the demo answers."""
+    monkeypatch.setattr("rag_train.miniworld.world.World", lambda config: mini_world)
+    monkeypatch.setattr("rag_train.retrieval.open.open_retriever", lambda place: None)
+    (tmp_path / "demo/index").mkdir(parents=True)
+    options = argparse.Namespace(work=tmp_path, split="dev", questions=860, answers=1160)
+    seed = open_seed(Path("demo"), 0, options)
+    assert (len(seed.training), len(seed.questions)) == (860, 1160)
+    assert not {q.question for q in seed.training} & {q.question for q in seed.questions}
+    options.answers = 1161
+    with pytest.raises(UserError, match=r"^--answers 1161: seed 0 has 1160; give at most that number"):
+        open_seed(Path("demo"), 0, options)
+    options.questions = 861
+    with pytest.raises(UserError, match=r"^--questions 861: seed 0 has 860; "):
+        open_seed(Path("demo"), 0, options)
+
+
+def keys(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from keys(inner)
+
+
+def test_settings_are_all_that_determines_the_results_and_no_paths():
+    recipe = stage3_recipe("/models/a", Path("/somewhere"), 0.1, credit="tree")
+    settings = settings_of(recipe)
+    assert {"group", "temperature", "kl", "branches", "global_batch", "cold_start", "clip_high"} <= {
+        *keys(settings)
+    }
+    text = json.dumps(settings)
+    assert "/models" not in text and "/somewhere" not in text
+    assert settings == settings_of(stage3_recipe("/models/b", Path("/elsewhere"), 0.5, credit="tree"))
+    assert settings != settings_of(stage3_recipe("/models/a", Path("/somewhere"), 0.1, credit="tree", branches=3))
+
+
+def test_a_collapsed_run_has_the_model_of_its_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    recipe = replace(stage3_recipe("m", tmp_path, 0.1), output_dir=str(tmp_path))
+    assert recipe.rl and recipe.rl.collapse and recipe.rl.collapse > recipe.save_steps
+
+    def collapse(recipe: TrainRecipe) -> None:
+        raise Collapsed("step 25: all rollouts of a question get the same reward")
+
+    monkeypatch.setattr(run, "train", collapse)
+    with pytest.raises(Collapsed):
+        trained(recipe)
+    for step in (10, 20):
+        checkpoint = tmp_path / f"checkpoints/checkpoint-{step}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "model.safetensors").write_text("weights")
+        _mark(checkpoint)
+    assert trained(recipe) == (tmp_path / "checkpoints/checkpoint-20", True)
+    monkeypatch.setattr(run, "train", lambda recipe: None)
+    assert trained(recipe) == (tmp_path, False)
