@@ -101,12 +101,12 @@ def settings_of(recipe: TrainRecipe) -> dict[str, Any]:
 
     Left out is what belongs to a single run: paths, seed, learning rate, price and budget.
     """
-    trained = asdict(recipe)
+    stage3 = asdict(recipe)
     for name in ("model", "data", "output_dir", "seed", "lr"):
-        del trained[name]
+        del stage3[name]
     for name in ("index", "price", "budget"):
-        del trained["rl"][name]
-    return {"demo": asdict(demo_recipe()), "stage3": trained}
+        del stage3["rl"][name]
+    return {"demo": asdict(demo_recipe()), "stage3": stage3}
 
 
 def models_of(demo: Path, seeds: Sequence[int], split: str) -> dict[int, Path]:
