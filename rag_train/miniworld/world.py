@@ -131,6 +131,9 @@ COMPARISONS: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {
     ),
 }
 
+FAMOUS_VIEWS = 100_000
+"""Popularity of a famous entity, in monthly page views as in PopQA; all others have none."""
+
 Fact = tuple[str, str]
 """A pair (subject, relation), which the world maps to the object."""
 
@@ -278,7 +281,7 @@ class World:
                 if self.split.get(root) != split:
                     continue
                 text = rng.choice(wordings).format(x=root)
-                out.append(self._question(text, self.value(root, chain), self.follow(root, chain), "chain"))
+                out.append(self._question(text, self.value(root, chain), self.follow(root, chain), "chain", [root]))
         seen = {q.question for q in out}
         wanted = comparisons
         kinds = list(COMPARISONS)
@@ -313,15 +316,8 @@ class World:
             answer = " && ".join(step.short for step in steps)
             if text in out:
                 continue
-            out[text] = Question(
-                id=f"{split}-compound-{len(out)}",
-                question=text,
-                answers=[answer],
-                type="compound",
-                hops=len(steps),
-                decomposition=steps,
-            )
-        return list(out.values())
+            out[text] = self._question(text, answer, steps, "compound", [subject])
+        return [q.model_copy(update={"id": f"{split}-compound-{i}"}) for i, q in enumerate(out.values())]
 
     def _comparison(self, rng: random.Random, split: str, how: str, chain: tuple[str, ...]) -> Question | None:
         """Draw a comparison of two roots; None if they cannot be compared."""
@@ -336,10 +332,25 @@ class World:
             return None
         answer = min((vx, x), (vy, y))[1] if how == "earlier" else ("yes" if vx == vy else "no")
         text = rng.choice(COMPARISONS[how, chain]).format(x=x, y=y)
-        return self._question(text, answer, self.follow(x, chain) + self.follow(y, chain), f"comparison-{how}")
+        steps = self.follow(x, chain) + self.follow(y, chain)
+        return self._question(text, answer, steps, f"comparison-{how}", [x, y])
 
-    def _question(self, text: str, answer: str, steps: list[GoldStep], kind: str) -> Question:
-        return Question(id="-", question=text, answers=[answer], type=kind, hops=len(steps), decomposition=steps)
+    def _question(self, text: str, answer: str, steps: list[GoldStep], kind: str, roots: Sequence[str]) -> Question:
+        """Return a question about ``roots``, with the passages that state its hops and its popularity.
+
+        Of two roots, the less popular one counts.
+        """
+        stating = dict.fromkeys(step.entity for step in steps if step.passage_ids)
+        return Question(
+            id="-",
+            question=text,
+            answers=[answer],
+            type=kind,
+            hops=len(steps),
+            gold_passages=[self.passage(entity) for entity in stating],
+            decomposition=steps,
+            metadata={"s_pop": min(FAMOUS_VIEWS if root in self.famous else 0 for root in roots)},
+        )
 
 
 def _words(rng: random.Random, count: int, taken: set[str]) -> list[str]:

@@ -12,6 +12,7 @@ from rag_train.formats.deeprag import CONTEXT, FINAL, FOLLOW_UP, INTERMEDIATE, Q
 from rag_train.formats.reader import THOUGHT
 from rag_train.miniworld.text import TextSource, build_tokenizer
 from rag_train.miniworld.world import RELATIONS, SPLITS, World, WorldConfig, statement
+from rag_train.strategies.baselines.adaptive_retrieval import AdaptiveRetrieval
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,23 @@ def test_gold_steps_end_in_the_answer(world: World):
         assert question.hops == len(question.decomposition)
         if question.type == "chain":
             assert question.decomposition[-1].answer.endswith(f" {question.answers[0]}.")
+
+
+def test_questions_have_the_passages_that_state_their_hops(world: World):
+    corpus = {passage.id: passage for passage in world.corpus()}
+    for question in [*world.questions("dev"), *world.compounds("dev", 20)]:
+        ids = dict.fromkeys(id for step in question.decomposition for id in step.passage_ids)
+        assert question.gold_passages == [corpus[id] for id in ids]
+
+
+def test_adaptive_retrieval_knows_the_questions_about_famous_entities(world: World):
+    """Without a popularity, it retrieved for every question."""
+    questions = world.questions("dev", comparisons=20)
+    for question in questions:
+        roots = [name for name in world.split if name in question.question]
+        known = question.metadata["s_pop"] >= AdaptiveRetrieval.threshold
+        assert roots and known == (world.famous >= set(roots))
+    assert len({question.metadata["s_pop"] for question in questions if question.type != "chain"}) == 2
 
 
 def test_each_split_has_its_share_of_famous_entities_and_passages_state_only_mentioned_facts(world: World):
