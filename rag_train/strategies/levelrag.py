@@ -29,6 +29,9 @@ class LevelRAG(Strategy):
     searcher: Searcher | Literal["hybrid"] | None = None
     """sparse, dense, web: use this low-level searcher, with the question as the query; hybrid: use all available
     ones in this way (table 7); null: let the high-level searcher direct them."""
+    directs: Searcher | None = None
+    """Low-level searcher that the high-level searcher directs (tables 2 and 4: the sparse one); null: all available
+    ones."""
     supplement: bool = True
     """Verify the summaries, and add atomic queries until they are sufficient."""
     summarize: bool = True
@@ -49,9 +52,9 @@ class LevelRAG(Strategy):
     """Dense: maximum number of pseudo-documents."""
 
     def __post_init__(self) -> None:
-        if self.searcher not in (None, "hybrid", *self.kit.retrievers):
-            kind = self.searcher
-            raise UserError(f"--strategy {self.name}: needs a {kind} retriever; give --index {kind}=DIR")
+        for kind in (self.searcher, self.directs):
+            if kind not in (None, "hybrid", *self.kit.retrievers):
+                raise UserError(f"--strategy {self.name}: needs a {kind} retriever; give --index {kind}=DIR")
         if not any(kind in self.kit.retrievers for kind in SEARCHERS):
             raise UserError(
                 f"--strategy {self.name}: needs a sparse (Lucene), dense or web retriever; "
@@ -108,10 +111,8 @@ class LevelRAG(Strategy):
 
     async def _low_level(self, run: Run, query: str, round: int) -> list[Passage]:
         """Search with the low-level searchers; return their passages interleaved by rank."""
-        wanted: list[Searcher] = list(SEARCHERS)
-        if self.searcher and self.searcher != "hybrid":
-            wanted = [self.searcher]
-        kinds: list[Searcher] = [kind for kind in wanted if kind in run.kit.retrievers]
+        only = self.searcher or self.directs
+        kinds = [kind for kind in SEARCHERS if kind in run.kit.retrievers and only in (None, "hybrid", kind)]
         return interleave(await together(self._search(run, kind, query, round) for kind in kinds))
 
     async def _search(self, run: Run, kind: Searcher, query: str, round: int) -> list[Passage]:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from support.fakes import Found, Replay, Says, elapsed
 
+from rag_train.errors import UserError
+from rag_train.eval.metrics.measures import depth
 from rag_train.llm.base import Completion, Sampling, TokenLogprob, Usage
 from rag_train.llm.transformers import Inspection
 from rag_train.schema import Passage, Question, Trajectory
@@ -152,11 +154,32 @@ def test_qd_rag_asks_an_undecomposed_question_once():
         assert (got.answer, len(got.calls), found.queries, got.retrievals) == ("Ada", 2, ["Who?"], 1)
 
 
+def test_qd_rags_depth_is_the_number_of_its_sub_queries():
+    """PlanRAG, figure 4b: with one retrieval for all of them, its depth was always 1."""
+    for spec in ("qd-rag", "qd-rag-subq"):
+        said = {"Subqueries:\n": '["a?", "b?", "c?"]', "Generation:\n": '{"Response": "Ada"}'}
+        got = answer(spec, Replay(said), Found(PASSAGES))
+        assert got.plan and [node.question for node in got.plan.nodes] == ["a?", "b?", "c?"]
+        assert depth(got) == 3 and [step.node for step in got.steps if step.node] == ["Q1.1", "Q2.1", "Q3.1"]
+        said["Subqueries:\n"] = "[]"
+        assert depth(answer(spec, Replay(said), Found(PASSAGES))) == 0
+
+
 def test_qd_rag_answers_with_its_own_instruction():
     llm = Replay({"Subqueries:\n": '["Where?"]', "Generation:\n": '{"Response": "Ada"}'})
     got = asyncio.run(build("qd-rag", Kit(llm, Found(PASSAGES))).answer(ASKED))
     assert [call.module for call in got.calls] == ["qd_rag", "qd_rag_answer", "qd_rag_answer"]
     assert not any("your own knowledge" in prompt for prompt in llm.asked)  # as PlanRAG's generator may use
+
+
+def test_the_high_level_searcher_directs_the_searcher_that_is_asked_for():
+    """LevelRAG, tables 2 and 4: the sparse one."""
+    kit = Kit(Says(" yes"), Found(PASSAGES), retrievers={"sparse": Found(PASSAGES), "dense": Found(PASSAGES)})
+    for spec, kinds in (("levelrag", {"sparse", "dense"}), ("levelrag,directs=sparse", {"sparse"})):
+        got = asyncio.run(build(spec, kit).answer(ASKED))
+        assert {step.node for step in got.steps} - {"summary"} == kinds
+    with pytest.raises(UserError, match="needs a web retriever"):
+        build("levelrag,directs=web", kit)
 
 
 def test_hybrid_searcher_has_no_high_level_searcher():
