@@ -23,7 +23,8 @@ from rag_train.eval.metrics import intervals
 from rag_train.eval.metrics.reliability import Reliability
 from rag_train.eval.metrics.summary import RunSummary, pool
 from rag_train.eval.papers.judge import JudgedClaim
-from rag_train.eval.papers.page import VERDICTS, Reproduction, shown
+from rag_train.eval.papers.page import VERDICTS, Reproduction, measured_in, shown
+from rag_train.eval.papers.printed import papers
 from rag_train.eval.papers.protocol import LOG, load_protocol
 from rag_train.eval.real.gains import gains_table
 from rag_train.strategies.registry import STRATEGIES
@@ -498,13 +499,24 @@ def _deciding(claim: JudgedClaim) -> str:
     found = claim.deciding
     if found is None:
         return "; ".join(dict.fromkeys(comparison.why for comparison in claim.comparisons))
-    return f"{found.better} − {found.worse}, {found.metrics[0]}: {shown(found.effect, '+')}"
+    return f"{found.better} − {found.worse}, {measured_in(found)}: {shown(found.effect, '+')}"
 
 
 def protocol_margins() -> str:
     return table(
         ["claim", "margin"], [[f"`{name}`", f"{margin:g}"] for name, margin in load_protocol().margins.items()]
     )
+
+
+def claims_left_out() -> str:
+    """The claims that the mini world does not run, with the reasons, and how many each paper has."""
+    why = load_protocol().left_out
+    left_out = {name: [claim.id for claim in papers()[name].claims if claim.id in why] for name in PAPERS}
+    counts = "; ".join(
+        f"{PAPERS[name]} {len(ids)} of {len(papers()[name].claims)}" for name, ids in left_out.items() if ids
+    )
+    rows = [[f"`{id}`", why[id]] for ids in left_out.values() for id in ids]
+    return f"{counts}.\n\n{table(['claim', 'why it is not run'], rows, 'll')}"
 
 
 def test_runs() -> str:

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from math import isnan
 
 import numpy as np
+from scipy.linalg import block_diag
 
 from rag_train.eval.metrics.boundary import cot_counts, decision_statistic
 from rag_train.eval.metrics.intervals import (
@@ -53,13 +55,6 @@ UNMEASURED = {
 """Metrics that cannot be counted from trajectories, and what they need."""
 
 
-def statistic(metric: str) -> Statistic:
-    """Return the function that maps the sums made by `Measurements.addends` to the metric."""
-    if metric in DECISIONS:
-        return decision_statistic(metric.removeprefix("decision_"))
-    return mean_of if metric != "depth_count" else lambda sums: sums[..., 0]
-
-
 @dataclass(frozen=True)
 class RowMeasure:
     """One metric of one row, over one or more columns."""
@@ -67,7 +62,8 @@ class RowMeasure:
     requests: tuple[Request | None, ...]
     """Requests whose answers are measured; None for a request that cannot be made here."""
     metric: str
-    depth: int | None = None
+    depths: tuple[int, ...] | None = None
+    """Depths of the plans that are counted; None for other metrics."""
 
     @classmethod
     def over(cls, measures: Sequence[RowMeasure]) -> RowMeasure:
@@ -78,7 +74,16 @@ class RowMeasure:
     @property
     def key(self) -> str:
         """Name of the measure among the recorded values of a seed."""
-        return hashlib.sha256(json.dumps([self.requests, self.metric, self.depth]).encode()).hexdigest()[:12]
+        return hashlib.sha256(json.dumps([self.requests, self.metric, self.depths]).encode()).hexdigest()[:12]
+
+    def statistic(self) -> Statistic:
+        """Return the function that maps the sums made by `Measurements.addends` to the metric.
+
+        Of several requests it is the mean, like the printed averages over datasets, however many questions each
+        dataset has.
+        """
+        of_one, count = _statistic(self.metric), len(self.requests)
+        return lambda sums: of_one(sums.reshape(*sums.shape[:-1], count, -1)).mean(axis=-1)
 
 
 @dataclass
@@ -128,13 +133,12 @@ class Measurements:
         return list(dict.fromkeys(self.sources[0].question_set(n) for name in names for n in name.split("+")))
 
     def request(self, row: Row, table: PublishedTable, questions: str) -> Request | None:
-        """Return the request that measures a row; None if its strategy or its model does not exist here."""
-        default = self.sources[0].default_model(row, table)
-        if row.strategy is None or default is None:
+        """Return the request that measures a row; None if the row cannot be measured here."""
+        if row.strategy is None or self.missing(row):
             return None
         system = row.strategy.partition("-")[0].partition(",")[0]
         exact, general = ((name, row.trained, row.training) for name in (row.strategy, system))
-        model = MODELS.get(exact) or MODELS.get(general) or default
+        model = MODELS.get(exact) or MODELS.get(general) or self.sources[0].default_model(row, table)
         return Request(model, row.strategy, questions, ROLES.get(general))
 
     def requests(self, table: PublishedTable) -> Iterator[Request]:
@@ -147,11 +151,24 @@ class Measurements:
     def measure(self, row: Row, column: Column, table: PublishedTable) -> RowMeasure:
         """Return what is measured for a row in a column."""
         requests = [self.request(row, table, questions) for questions in self.question_sets(column, table)]
-        return RowMeasure(tuple(requests), column.metric, row.depth if row.depth is not None else column.depth)
+        depths = row.depths or column.depths
+        return RowMeasure(tuple(requests), column.metric, tuple(depths) if depths else None)
+
+    def missing(self, row: Row) -> str:
+        """Return why a row cannot be measured here, whatever the answers are; empty if it can."""
+        if row.model:
+            return f"no model here stands for {row.model}"
+        return self.sources[0].missing(row) if row.strategy else "no strategy of rag-train answers like this row"
+
+    def lacks(self, row: Row, measure: RowMeasure) -> str:
+        """Return why a row's measure has no values; empty if it has."""
+        if measure.metric in UNMEASURED:
+            return f"{measure.metric} needs {UNMEASURED[measure.metric]}"
+        return self.missing(row) or ("" if self.answered(measure) else f"no answers for {row.name!r}")
 
     def values(self, measure: RowMeasure) -> list[float]:
         """Return a metric's value for each seed; shares are in percent."""
-        key, metric_of, scale = measure.key, statistic(measure.metric), _scale(measure.metric)
+        key, metric_of, scale = measure.key, measure.statistic(), _scale(measure.metric)
         for i, seed in enumerate(self.recorded):
             if key not in seed:
                 seed[key] = scale * float(metric_of(self.addends(measure, i).sum(axis=0)))
@@ -168,42 +185,46 @@ class Measurements:
         if len(values) > 1:
             interval = (share_across_seeds if share else across_seeds)([value / scale for value in values])
         elif share:
-            interval = share_of(*self.addends(measure, 0).sum(axis=0))
+            counts = self.addends(measure, 0).sum(axis=0)[1::2]  # after each total its count
+            mean, count = values[0] / scale, float(counts.sum())
+            interval = share_of(mean * count, 0.0 if isnan(mean) else count)
         else:
-            interval = bootstrap_of(self.addends(measure, 0), statistic(measure.metric), None)
+            interval = bootstrap_of(self.addends(measure, 0), measure.statistic(), None)
         return interval.scaled(scale)
 
     def answered(self, measure: RowMeasure) -> bool:
         """Whether there are answers to all requests of a measure, or the values that they gave."""
         return measure.key in self.recorded[0] or all(request in self.answers for request in measure.requests)
 
-    def difference(self, first: RowMeasure, second: RowMeasure) -> tuple[Effect, list[float]]:
-        """Return the first measure minus the second, over the seeds, and the difference of each seed.
+    def differences(self, first: RowMeasure, second: RowMeasure) -> list[float]:
+        """Return the first measure minus the second for each seed."""
+        return [round(a - b, 9) for a, b in zip(self.values(first), self.values(second), strict=True)]
+
+    def effect(self, first: RowMeasure, second: RowMeasure, differences: Sequence[float]) -> Effect:
+        """Return the mean of the seeds' `differences`, with its interval.
 
         A single seed says nothing about others: its interval is over the questions, and questions about one film or
         person are resampled together.
         """
-        pairs = zip(self.values(first), self.values(second), strict=True)
-        differences = [round(a - b, 9) for a, b in pairs]
         if len(differences) > 1:
-            return effect_across_seeds(differences), differences
-        return effect_of(self._over_questions(first, second)), differences
+            return effect_across_seeds(differences)
+        return effect_of(self._over_questions(first, second))
 
     def _over_questions(self, first: RowMeasure, second: RowMeasure) -> Interval:
         a, b = self.addends(first, 0), self.addends(second, 0)
         # Both measures' sums share one row, so that all values of a cluster are drawn together.
-        width = a.shape[1]
-        rows = np.zeros((len(a) + len(b), width + b.shape[1]))
-        rows[: len(a), :width] = a
-        rows[len(a) :, width:] = b
-        x, y = statistic(first.metric), statistic(second.metric)
+        width, rows = a.shape[1], block_diag(a, b)
+        x, y = first.statistic(), second.statistic()
         clusters = [*self._clusters(first), *self._clusters(second)]
         difference = bootstrap_of(rows, lambda sums: x(sums[..., :width]) - y(sums[..., width:]), clusters)
         return difference.scaled(_scale(first.metric))
 
     def addends(self, measure: RowMeasure, seed: int) -> np.ndarray:
-        """Return what each question adds to the sums of a metric (see `statistic`), of shape (questions, sums)."""
-        return np.concatenate([self._addends(measure, request, seed) for request in measure.requests if request])
+        """Return what each question adds to the sums of a metric, of shape (questions, sums).
+
+        Each request has sums of its own, which `RowMeasure.statistic` reads.
+        """
+        return block_diag(*(self._addends(measure, request, seed) for request in measure.requests if request))
 
     def _addends(self, measure: RowMeasure, request: Request, seed: int) -> np.ndarray:
         answers = self.answers[request]
@@ -216,7 +237,7 @@ class Measurements:
                 right = measure.metric == "retrievals_correct"
                 rows = [(s.retrievals, 1) if bool(s.em) is right else (0, 0) for s in scores]
             case "depth_share" | "depth_count":
-                rows = [(min(s.depth, DEEP) == measure.depth, 1) for s in scores]
+                rows = [(min(s.depth, DEEP) in (measure.depths or ()), 1) for s in scores]
             case "wh_words" | "conjunctions":
                 words = [wording(trajectory) for trajectory in answered]
                 wh = measure.metric == "wh_words"
@@ -234,6 +255,13 @@ class Measurements:
         for request in filter(None, measure.requests):
             for question in self.answers[request].questions[0]:
                 yield (question.decomposition[0].entity if question.decomposition else "") or question.id
+
+
+def _statistic(metric: str) -> Statistic:
+    """Return the function that maps the sums of one request to the metric."""
+    if metric in DECISIONS:
+        return decision_statistic(metric.removeprefix("decision_"))
+    return mean_of if metric != "depth_count" else lambda sums: sums[..., 0]
 
 
 def _scale(metric: str) -> float:

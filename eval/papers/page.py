@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import isnan, nan
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -15,8 +16,8 @@ from pydantic import Field
 from rag_train.eval.by_seed import run_by_seed
 from rag_train.eval.matrix.estimate import CellEstimate
 from rag_train.eval.metrics.intervals import Interval
-from rag_train.eval.papers.judge import Comparison, JudgedClaim, Verdict, judge, label
-from rag_train.eval.papers.measured import PERCENT, UNMEASURED, Measurements
+from rag_train.eval.papers.judge import Comparison, JudgedClaim, Verdict, judge, label, measures
+from rag_train.eval.papers.measured import PERCENT, Measurements, RowMeasure
 from rag_train.eval.papers.printed import Column, PublishedTable, Row, chosen_tables, papers
 from rag_train.eval.papers.protocol import PROTOCOL, committed_hash, load_protocol, logged
 from rag_train.eval.papers.sources import Source
@@ -129,7 +130,8 @@ def _values_by_seed(
 
     def values(seed: int) -> dict[str, Any]:
         measurements = _measured(chosen, [by_seed[seed]])
-        judged_tables(chosen, measurements, [seed], "")  # asks for all values that the tables and claims need
+        for measure in _measures(chosen, measurements):
+            measurements.values(measure)
         return {"values": {key: None if isnan(value) else value for key, value in measurements.recorded[0].items()}}
 
     settings = {"what": what} | sources[0].settings()
@@ -138,6 +140,18 @@ def _values_by_seed(
         seed: {key: nan if value is None else value for key, value in found[seed]["values"].items()}
         for seed in sorted(found)
     }
+
+
+def _measures(
+    chosen: Sequence[tuple[str, str, PublishedTable]], measurements: Measurements
+) -> Iterator[RowMeasure]:
+    """Yield all measures that the tables and their claims need, as far as there are answers."""
+    for name, id, published in chosen:
+        for row, column in product(published.rows, published.columns):
+            measure = measurements.measure(row, column, published)
+            if not measurements.lacks(row, measure):
+                yield measure
+        yield from measures(measurements, papers()[name], [id])
 
 
 def judged_tables(
@@ -231,10 +245,8 @@ def _cell(
         strategy=rows[0].strategy,
         questions=[request.questions for request in measure.requests if request],
     )
-    if column.metric in UNMEASURED:
-        return cell.model_copy(update={"why": f"needs {UNMEASURED[column.metric]}"})
-    if not measurements.answered(measure):
-        return cell.model_copy(update={"why": "no such model, strategy or retriever here"})
+    if why := measurements.lacks(rows[0], measure):
+        return cell.model_copy(update={"why": why})
     interval = measurements.interval(measure)
     if isnan(interval.mean):
         return cell.model_copy(update={"why": "does not apply to these questions"})
@@ -286,12 +298,13 @@ def _digits(value: float, sign: str) -> str:
 
 
 def claims_table(found: Reproduction) -> Table:
-    """Return a table of the claims with the number of comparisons (pairs of rows, by metric) per outcome."""
+    """Return a table of the claims with the number of comparisons per outcome."""
     counts = {verdict: count for verdict, count in found.counts.items() if count}
     return Table(
         title="The papers' claims",
-        caption="For each claim its verdict, and the number of comparisons that are as claimed, against the claim, "
-        f"undecided, or not run. Intervals are over {found.unit}s.",
+        caption="For each claim its verdict, and the number of comparisons (of two rows in a metric on a question "
+        "set) that are as claimed, against the claim, undecided, or not run. "
+        f"Intervals are over {found.unit}s.",
         columns=["Claim", "verdict", "as claimed", "against", "undecided", "not run"],
         rows=[
             [f"{claim.paper}, {claim.section}: {claim.text}", claim.verdict, *map(str, claim.counted(found.level))]
@@ -344,6 +357,11 @@ def in_points(comparison: Comparison) -> bool:
     return all(metric in PERCENT for metric in comparison.metrics)
 
 
+def measured_in(comparison: Comparison) -> str:
+    """Return the metric of a comparison and its questions, in words."""
+    return " on ".join(filter(None, [" = ".join(comparison.metrics), ", ".join(comparison.questions)]))
+
+
 def reason(claim: JudgedClaim, level: float) -> str:
     """Return why a claim has its verdict, in a few words."""
     held, against, undecided, missing = claim.counted(level)
@@ -371,6 +389,7 @@ def page(found: Reproduction) -> str:
         bar=lambda claim, comparison: bar(claim, comparison, most),
         reason=lambda claim: reason(claim, found.level),
         shown=shown,
+        measured_in=measured_in,
         in_points=in_points,
         width=WIDTH,
         height=HEIGHT,

@@ -52,6 +52,10 @@ Training = Literal["none", "sft", "dpo", "classifier", "released"]
 RetrieverKind = Literal["sparse", "dense", "web", "hybrid"]
 
 
+AS_GOOD = ("within", "at least", "at most")
+"""Kinds of claims that rows are equally good, or nearly; how near, the protocol says."""
+
+
 class Column(Record):
     """One metric on one dataset."""
 
@@ -59,8 +63,8 @@ class Column(Record):
     dataset: str | None = None
     """Name of the dataset; names joined by ``+`` for the mean over several; None for all datasets of the table."""
     metric: PrintedMetric
-    depth: int | None = None
-    """Depth of the plans, if the columns differ in it; 4 means 4 or more."""
+    depths: list[int] | None = None
+    """Depths of the plans that are counted, if the columns differ in them; 4 means 4 or more."""
 
 
 class Row(Record):
@@ -79,8 +83,11 @@ class Row(Record):
     """Variant of the training: a recipe's setting, or the modules that were trained."""
     retriever: RetrieverKind | None = None
     """Kind of retriever, if the rows of the table differ in it."""
-    depth: int | None = None
-    """Depth of the plans, if the rows differ in it; 4 means 4 or more."""
+    depths: list[int] | None = None
+    """Depths of the plans that are counted, if the rows differ in them; 4 means 4 or more."""
+    model: str = ""
+    """Model that answers, if it is another one than that of the rows which claims compare this row with. No model
+    here stands for it, so the row is not measured."""
     values: list[FiniteFloat | None]
     """Printed values in the order of the columns; None if not reported."""
     note: str = ""
@@ -138,13 +145,15 @@ class PaperClaim(Record):
     columns: list[str] | Literal["all"]
     worse_columns: list[str] | None = None
     """Columns of the worse rows, one for each of ``columns``, if they are not the same."""
-    kind: Literal["higher", "lower", "at least", "within"]
-    """Relation of the better rows' values to the worse rows'; ``within``: they differ by at most a margin."""
+    kind: Literal["higher", "lower", "at least", "at most", "within"]
+    """Relation of the better rows' values to the worse rows'. ``within``: they differ by at most a margin.
+    ``at least``, ``at most``: they may differ by more in one direction, upwards or downwards."""
     over: Literal["each", "many", "mean"] = "each"
     """Whether the claim is about each comparison, about at least half of them ("several methods", "often"), or
     about the mean of the differences."""
     margin: float | None = Field(None, ge=0)
-    """Difference from the closest worse row as the text states it; None if it states no number."""
+    """Difference from the closest worse row as the text states it; for ``within`` the largest difference. None if
+    the text states no number."""
     note: str = ""
 
 
@@ -221,14 +230,17 @@ class Paper(Record):
     def check(self, claim: PaperClaim) -> Consistency:
         """Check the claim against the paper's own numbers. A tie is not an improvement, but it is no loss."""
         differences = list(self.differences(claim))
-        if not differences or (claim.kind == "within" and claim.margin is None):
+        sign = -1 if claim.kind in ("lower", "at most") else 1
+        losses = [d for d in differences if sign * d.difference < 0]
+        unsaid = claim.margin is None and claim.kind in AS_GOOD and bool(losses or claim.kind == "within")
+        if not differences or unsaid:
             return Consistency(against=[], holds=None)
-        sign = -1 if claim.kind == "lower" else 1
         match claim.kind:
             case "within":
-                wrong = [d for d in differences if abs(d.difference) > (claim.margin or 0)]
-            case "at least":
-                wrong = [d for d in differences if d.difference < 0]
+                most = (claim.margin or 0) + _last_place(claim.margin or 0) + 1e-9
+                wrong = [d for d in differences if abs(d.difference) > most]
+            case "at least" | "at most":
+                wrong = losses
             case _:
                 wrong = [d for d in differences if sign * d.difference <= 0]
         against = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -13,6 +14,7 @@ from rag_train.eval.matrix.estimate import CellEstimate, bound, estimate_cell
 from rag_train.eval.miniworld.answers import Request, ask, stored
 from rag_train.eval.miniworld.lab import PASSAGES, QUESTION_SETS, Lab, Settings
 from rag_train.eval.papers.printed import PublishedTable, Row
+from rag_train.eval.papers.protocol import load_protocol
 from rag_train.progress import console
 from rag_train.questions.load import at_most, load_questions
 from rag_train.retrieval.base import Retriever
@@ -22,6 +24,12 @@ from rag_train.strategies.kit import KitConfig, open_kit
 from rag_train.strategies.registry import build
 
 T = TypeVar("T")
+
+
+@cache
+def _left_out() -> Mapping[str, str]:
+    return load_protocol().left_out
+
 
 STANDS_FOR: dict[str, str] = {
     "hotpotqa": "two-hop",
@@ -81,8 +89,16 @@ class Source(Protocol):
         """Return what a reader must know to interpret the numbers, as paragraphs."""
         ...
 
-    def default_model(self, row: Row, table: PublishedTable) -> str | None:
-        """Return the model of a row that is not in `MODELS`; None if the source has no such model."""
+    def left_out(self) -> Mapping[str, str]:
+        """Return the strategies and the claims that are not run on this source, with the reasons."""
+        ...
+
+    def missing(self, row: Row) -> str:
+        """Return why the source cannot measure a row; empty if it can."""
+        ...
+
+    def default_model(self, row: Row, table: PublishedTable) -> str:
+        """Return the model of a row that is not in `MODELS`."""
         ...
 
     def question_set(self, dataset: str) -> str:
@@ -148,14 +164,19 @@ class MiniWorldSource:
             "(DeepRAG, Table 3) is the taught model's CoT.",
         ]
 
-    def default_model(self, row: Row, table: PublishedTable) -> str | None:
+    def left_out(self) -> Mapping[str, str]:
+        return _left_out()
+
+    def missing(self, row: Row) -> str:
+        key = "levelrag-web" if row.retriever == "web" else row.strategy or ""
+        return self.left_out().get(key, "")
+
+    def default_model(self, row: Row, table: PublishedTable) -> str:
         """Return the model that was taught every format, because the base model cannot be prompted.
 
         In tables with a fine-tuned DualRAG, the student represents the small model that DualRAG improves with a
-        large model's data. Nothing is on the web.
+        large model's data.
         """
-        if row.strategy == "levelrag-web" or row.retriever == "web":
-            return None
         tuned = {other.strategy for other in table.rows if other.group == row.group and other.trained == "sft"}
         return "student" if "dualrag" in tuned else self.start
 
@@ -203,7 +224,13 @@ class CheckpointSource:
         sample = "all" if self.sample is None else str(self.sample)
         return [f"Models: {models}.", f"Questions: {files}, {sample} of each (seed {self.seed})."]
 
-    def default_model(self, row: Row, table: PublishedTable) -> str | None:
+    def left_out(self) -> Mapping[str, str]:
+        return {}
+
+    def missing(self, row: Row) -> str:
+        return ""
+
+    def default_model(self, row: Row, table: PublishedTable) -> str:
         return self.start
 
     def question_set(self, dataset: str) -> str:

@@ -18,7 +18,7 @@ from rag_train.eval.miniworld.lab import QUESTION_SETS
 from rag_train.eval.papers.judge import Comparison, JudgedClaim, evidence, judged
 from rag_train.eval.papers.measured import UNMEASURED, Measurements
 from rag_train.eval.papers.page import Reproduction, number, reproduce
-from rag_train.eval.papers.printed import chosen_tables, papers
+from rag_train.eval.papers.printed import AS_GOOD, Paper, PaperClaim, chosen_tables, papers
 from rag_train.eval.papers.protocol import Outcome, load_protocol
 from rag_train.eval.papers.sources import MODELS, ROLES, MiniWorldSource
 from rag_train.schema import Decision, Question, Step, Trajectory
@@ -27,13 +27,14 @@ from rag_train.schema import Decision, Question, Step, Trajectory
 class Scripted:
     """A source of 40 questions per set; question ``i`` is answered correctly if ``right(request, i)``.
 
-    There are no answers by the strategy ``missing``.
+    There are no answers by the strategy ``unanswered``.
     """
 
-    def __init__(self, right: Callable[[Request, int], bool], missing: str = "", seed: int = 0):
-        self.right, self.missing, self.world_seed = right, missing, seed
+    def __init__(self, right: Callable[[Request, int], bool], unanswered: str = "", seed: int = 0):
+        self.right, self.unanswered, self.world_seed = right, unanswered, seed
 
     default_model, question_set = MiniWorldSource.default_model, MiniWorldSource.question_set
+    missing, left_out = MiniWorldSource.missing, MiniWorldSource.left_out
     start = MiniWorldSource.start
 
     def settings(self) -> dict[str, Any]:
@@ -46,7 +47,7 @@ class Scripted:
         return [Question(id=f"{name}-{i}", question=f"{name} {i}?", answers=["yes"]) for i in range(40)]
 
     async def answers(self, requests: Iterable[Request]) -> dict[Request, list[Trajectory]]:
-        return {request: self._answer(request) for request in requests if request.strategy != self.missing}
+        return {request: self._answer(request) for request in requests if request.strategy != self.unanswered}
 
     def _answer(self, request: Request) -> list[Trajectory]:
         return [
@@ -73,8 +74,8 @@ def told(comparison: Comparison) -> str:
     return "holds" if comparison.holds < 0.025 else "fails" if comparison.fails < 0.025 else "open"
 
 
-def verdicts(right: Callable[[Request, int], bool], tmp_path, missing: str = "") -> dict[tuple[str, str], str]:
-    sources = [Scripted(right, missing), Scripted(right, missing)]
+def verdicts(right: Callable[[Request, int], bool], tmp_path, unanswered: str = "") -> dict[tuple[str, str], str]:
+    sources = [Scripted(right, unanswered), Scripted(right, unanswered)]
     return {
         (claim.claim, c.worse): told(c)
         for claim in reproduce("deeprag", "table1", sources, tmp_path)
@@ -94,7 +95,7 @@ def test_comparisons_hold_fail_or_cannot_be_told_apart(tmp_path):
 
 @pytest.mark.slow
 def test_reports_comparisons_without_answers_as_not_run(tmp_path):
-    found = verdicts(deeprag_wins, tmp_path, missing="flare")
+    found = verdicts(deeprag_wins, tmp_path, unanswered="flare")
     assert {verdict for (_, worse), verdict in found.items() if worse == "FLARE"} == {"not run"}
     assert "holds" in found.values()
     page = (tmp_path / "reproduction.html").read_text()
@@ -129,7 +130,9 @@ def test_printed_differences_are_of_every_backbone_and_in_points(tmp_path):
 def test_metrics_with_the_same_values_are_one_comparison(tmp_path):
     """H4: in a world of one-word answers, EM and F1 were counted as two confirmations."""
     claims = {c.claim: c for c in reproduce("deeprag", "table1", [Scripted(deeprag_wins)] * 2, tmp_path)}
-    assert {tuple(c.metrics) for c in claims["deeprag-superior"].comparisons} == {("em", "f1", "mean")}
+    found = claims["deeprag-superior"].comparisons
+    assert {tuple(c.metrics) for c in found} == {("em", "f1"), ("mean",)}
+    assert {len(c.questions) for c in found if c.metrics == ["mean"]} == {5}
 
 
 @pytest.mark.slow
@@ -139,10 +142,95 @@ def test_claims_about_a_dataset_are_measured_on_questions_of_its_kind(tmp_path):
     assert {tuple(c.questions) for c in claims["deeprag-cag-retrieve"].comparisons} == {("changed",)}
 
 
+def test_one_dataset_refutes_a_claim_of_all_datasets(tmp_path):
+    """Over the questions of both datasets together, DeepRAG is better here."""
+
+    def right(request: Request, i: int) -> bool:
+        better = request.questions == "mixed"
+        return (i % 20 != 0 if better else i % 2 == 0) if request.model == "stage2" else i % 5 < 3
+
+    found = {c.claim: c for c in reproduce("deeprag", "table2", [Scripted(right)] * 2, tmp_path)}
+    claim = found["deeprag-efficient-accuracy"]
+    assert {(*c.questions, told(c)) for c in claim.comparisons} == {("mixed", "holds"), ("single", "fails")}
+    assert claim.verdict == "fails"
+    assert found["deeprag-flare-unstable"].comparisons[0].questions == ["single against mixed"]
+
+
+class Unequal(Scripted):
+    """A source with fewer questions about changed facts."""
+
+    def questions(self, name: str) -> list[Question]:
+        return super().questions(name)[: 10 if name == "changed" else None]
+
+
+def test_an_average_over_datasets_gives_each_the_same_weight(tmp_path):
+    right = Unequal(lambda request, i: request.questions == "changed" and "deeprag" in request.strategy)
+    for sources in ([right, right], [right]):
+        claims = {c.claim: c for c in reproduce("deeprag", "figure5", sources, tmp_path)}
+        [comparison] = claims["deeprag-retrieve-accuracy"].comparisons
+        assert comparison.questions == ["two-hop", "mixed", "changed", "rare", "single"]
+        [average, *_] = Reproduction.model_validate_json((tmp_path / "reproduction.json").read_text()).cells
+        assert average.seeds == [20] * len(sources) and average.interval and average.interval.hi < 40
+
+
+def test_a_metric_that_applies_in_some_seeds_only_keeps_its_comparison(tmp_path):
+    """DeepRAG makes no mistake in the first seed, so that its retrievals for wrong answers have no mean there."""
+
+    def claim_of(*rights: Callable[[Request, int], bool]) -> JudgedClaim:
+        claims = reproduce("deeprag", "table2", [Scripted(right) for right in rights], tmp_path)
+        found = Reproduction.model_validate_json((tmp_path / "reproduction.json").read_text())
+        assert found.claims == claims
+        return {claim.claim: claim for claim in claims}["deeprag-more-when-wrong"]
+
+    some = claim_of(deeprag_wins, lambda request, i: i < 10, lambda request, i: i < 20)
+    assert [c.seeds for c in some.run] == [[None, 0, 0]] * 2 and some.verdict == "cannot be told apart"
+    assert {(c.holds, c.fails) for c in some.run} == {(1, 1)} and "in 1 of 3 seeds" in some.run[0].why
+    assert "in 1 of 3 seeds" in (tmp_path / "reproduction.html").read_text()
+    none = claim_of(deeprag_wins, deeprag_wins)
+    assert not none.run and none.verdict == "not run"
+
+
 def test_every_claim_of_closeness_has_a_margin():
     """H4: without a margin, such a claim could only fail."""
-    close = {c.id for p in papers().values() for c in p.claims if c.kind in ("within", "at least")}
-    assert load_protocol().margins.keys() == close
+    rules = load_protocol()
+    close = {c.id for p in papers().values() for c in p.claims if c.kind in AS_GOOD}
+    assert close - rules.left_out.keys() <= rules.margins.keys() <= close
+
+
+def test_every_claim_that_compares_nothing_here_is_left_out():
+    """Such claims counted for Holm's correction."""
+    measurements, left_out = Measurements([Scripted(deeprag_wins)]), load_protocol().left_out
+
+    def compares(paper: Paper, claim: PaperClaim) -> bool:
+        tables = paper.tables[claim.table], paper.tables[claim.worse_table or claim.table]
+        columns = [{column.id: column for column in table.columns} for table in tables]
+        pairs = [
+            [
+                measurements.measure(row, by_id[id], table)
+                for row, by_id, id, table in zip(rows, columns, ids, tables, strict=True)
+            ]
+            for rows in paper.pairs(claim)
+            for ids in paper.columns(claim)
+        ]
+        return any(
+            first != second and None not in (*first.requests, *second.requests) and first.metric not in UNMEASURED
+            for first, second in pairs
+        )
+
+    nothing = {c.id for paper in papers().values() for c in paper.claims if not compares(paper, c)}
+    assert nothing <= left_out.keys()
+    others = {c.id for paper in papers().values() for c in paper.claims if c.id in left_out} - nothing
+    assert others == {"deeprag-decomposes", "deeprag-atomic", "dualrag-long-answers", "dualrag-other-models"}
+
+
+def test_rows_of_other_models_are_not_measured():
+    """Claims about GPT-4o and models of 70 billion parameters were judged by the mini model."""
+    measurements, table = Measurements([Scripted(deeprag_wins)]), papers()["levelrag"].tables["table1"]
+    [row] = table.find("GPT4o")
+    assert measurements.request(row, table, "rare") is None
+    assert measurements.missing(row) == "no model here stands for GPT4o"
+    [row] = table.find("Qwen2 7B + Web")
+    assert measurements.missing(row) == "nothing in the mini world is on the web"
 
 
 @pytest.mark.parametrize(
@@ -155,6 +243,10 @@ def test_every_claim_of_closeness_has_a_margin():
         ("at least", [-1, 0, 1], 5, "holds"),
         ("at least", [-1, 0, 1], 0.5, "open"),
         ("at least", [-8, -9, -7], 2, "fails"),
+        ("at least", [8, 9, 7], 2, "holds"),
+        ("at most", [-1, 0, 1], 5, "holds"),
+        ("at most", [-8, -9, -7], 2, "holds"),
+        ("at most", [8, 9, 7], 2, "fails"),
         ("within", [-0.1, 0, 0.1], 2, "holds"),
         ("within", [-4, 0, 4], 2, "open"),
         ("within", [8, 9, 8.5], 2, "fails"),
@@ -232,6 +324,7 @@ def test_test_seeds_are_measured_on_several_days_and_judged_together(
     monkeypatch.setattr(Scripted, "settings", lambda self: rules.settings)
     monkeypatch.setattr("rag_train.eval.papers.page.committed_hash", lambda path: "0123456789ab")
     monkeypatch.setattr("rag_train.eval.papers.page.logged", lambda what, seeds: nullcontext(Outcome()))
+    monkeypatch.setattr("rag_train.eval.papers.measured.bootstrap_of", None)  # values need no resampling
 
     def sources(seeds: Sequence[int]) -> list[Scripted]:
         # Seed by seed, DeepRAG is right more often; the others are right for every fourth question.
@@ -270,8 +363,17 @@ def test_all_tables_request_every_question_set_model_and_role():
     assert {request.role for request in requests} == {None, *ROLES.values()}
 
 
-def outcomes(paper: str, table: str, right, tmp_path) -> dict[tuple[str, str, str], tuple[str, float]]:
-    found = reproduce(paper, table, [Scripted(right), Scripted(right)], tmp_path)
+class Whole(Scripted):
+    """A source that leaves nothing out."""
+
+    def left_out(self) -> dict[str, str]:
+        return {}
+
+
+def outcomes(
+    paper: str, table: str, right, tmp_path, source: type[Scripted] = Scripted
+) -> dict[tuple[str, str, str], tuple[str, float]]:
+    found = reproduce(paper, table, [source(right), source(right)], tmp_path)
     return {
         (c.better, c.worse, metric): (told(c), c.effect.mean if c.effect else float("nan"))
         for claim in found
@@ -292,13 +394,34 @@ def test_compares_decisions_by_metrics_over_all_questions(tmp_path):
 def test_compares_two_columns_of_a_row_and_rows_of_two_tables(tmp_path):
     found = outcomes("deeprag", "table2", lambda request, i: i % 2 == 0, tmp_path)
     assert found["DeepRAG", "DeepRAG", "retrievals_correct against retrievals_incorrect"][1] == 0
-    found = outcomes("dualrag", "table15", lambda request, i: "rerank" in request.strategy, tmp_path)
+    found = outcomes("dualrag", "table15", lambda request, i: "rerank" in request.strategy, tmp_path, Whole)
     assert found["w/o rerank", "w/o EI", "accuracy"] == ("holds", 100)
 
 
+def test_claims_that_are_left_out_have_their_reason_and_do_not_count_for_the_correction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    families: list[int] = []
+
+    def spied(claims: list[JudgedClaim], family: int, level: float) -> list[JudgedClaim]:
+        families.append(family)
+        return judged(claims, family, level)
+
+    monkeypatch.setattr("rag_train.eval.papers.judge.judged", spied)
+    claims = reproduce("dualrag", "table15", [Scripted(deeprag_wins)] * 2, tmp_path)
+    why = load_protocol().left_out["dualrag-rerank"]
+    assert {(c.verdict, *{comparison.why for comparison in c.comparisons}) for c in claims} == {("not run", why)}
+    assert why in (tmp_path / "reproduction.html").read_text()
+    [family] = families
+    left_out = [c.id for c in papers()["dualrag"].claims if c.id in load_protocol().left_out]
+    assert len(left_out) == 5 and family == len(papers()["dualrag"].claims) - 5
+
+
 def test_measures_depths_as_shares_of_plans(tmp_path):
-    found = outcomes("planrag", "table1", lambda request, i: True, tmp_path)  # two rounds each, no plan
-    assert found["Depth 2", "Depth 0", "depth_share"] == ("holds", 100)
+    found = outcomes("planrag", "deeper", lambda request, i: True, tmp_path)  # two rounds each, no plan
+    assert found["Depth > 1", "Depth ≤ 1", "depth_share"] == ("holds", 100)
+    found = outcomes("planrag", "table1", lambda request, i: True, tmp_path)
+    assert found["Depth 0", "Depth 2", "depth_share"] == ("fails", -100)
     [row] = [r for r in (tmp_path / "reproduction.md").read_text().splitlines() if r.startswith("| Depth 2 |")]
     assert [cell.replace("\\", "").strip() for cell in row.split("|")[2:4]] == [
         "79.5 / 100 [100, 100]",
@@ -319,11 +442,8 @@ def test_student_represents_the_smaller_model_that_is_fine_tuned(tmp_path):
 def test_runs_every_ordering_that_trajectories_can_decide(tmp_path):
     found = reproduce(None, None, [Scripted(deeprag_wins)], tmp_path)
     whys = {c.why for claim in found for c in claim.comparisons if c.why}
-    expected = {
-        *(f"{name} needs {tool}" for name, tool in UNMEASURED.items()),
-        "both rows are the same model and strategy here",
-    }
-    others = {why for why in whys if not why.startswith("no answers for")}
+    expected = {*(f"{name} needs {tool}" for name, tool in UNMEASURED.items()), *load_protocol().left_out.values()}
+    others = {why for why in whys if not why.startswith("no model here stands for")}
     assert {why for why in others if "does not apply" not in why} <= expected
 
 

@@ -13,6 +13,7 @@ from support.paths import ROOT
 
 from rag_train.errors import UserError
 from rag_train.eval.miniworld.lab import Settings
+from rag_train.eval.papers.printed import papers
 from rag_train.eval.papers.protocol import (
     LOG,
     PROTOCOL,
@@ -21,7 +22,7 @@ from rag_train.eval.papers.protocol import (
     load_protocol,
     logged,
 )
-from rag_train.strategies.registry import STRATEGIES
+from rag_train.strategies.registry import STRATEGIES, parse_strategy
 
 TEST = load_protocol().seeds.test
 
@@ -49,7 +50,11 @@ def repository(tmp_path: Path) -> Path:
 def test_the_protocol_is_valid_and_names_settings_and_strategies_that_exist():
     protocol = load_protocol()
     assert protocol.settings.keys() <= set(Settings.__dataclass_fields__)
-    assert protocol.left_out.keys() <= STRATEGIES.keys()
+    claims = {claim.id for paper in papers().values() for claim in paper.claims}
+    for name in protocol.left_out:
+        if name not in claims:
+            parse_strategy(name)
+    assert not protocol.left_out.keys() & claims & STRATEGIES.keys()  # a name means either a claim or a strategy
     assert not set(protocol.seeds.dev) & set(TEST) and len(TEST) >= 6
 
 
