@@ -19,7 +19,7 @@ def with_words(model: Path, texts: Iterable[str], output: Path, tokens: Sequence
 
     ``tokens``, such as Self-RAG's reflection tokens, are added to the tokenizer as tokens that match anywhere in a
     text. The embedding of a new word is initialized with that of the same word after a space, or else with the mean
-    over its bytes.
+    over its bytes. The same input gives the same model, so that an interrupted training on it can continue.
     """
     tokenizer = load_tokenizer(str(model))
     backend = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -34,7 +34,9 @@ def with_words(model: Path, texts: Iterable[str], output: Path, tokens: Sequence
     # Include the special tokens: otherwise the tokenizer would renumber them after the words.
     settings["model"]["vocab"] = known | {word: spare + i for i, word in enumerate(new)}
     network = Qwen2ForCausalLM.from_pretrained(model)
-    network.resize_token_embeddings(math.ceil((spare + len(new)) / 64) * 64, mean_resizing=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # for the rows that no word takes
+        network.resize_token_embeddings(math.ceil((spare + len(new)) / 64) * 64, mean_resizing=False)
     with torch.no_grad():
         table = network.model.embed_tokens.weight
         for i, word in enumerate(new):

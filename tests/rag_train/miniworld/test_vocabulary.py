@@ -23,6 +23,12 @@ def test_new_words_leave_the_model_unchanged(tmp_path: Path):
     token = "[No Retrieval]"
     assert with_words(tmp_path / "base", [f'Relevant: true\n["{name}"]'], tmp_path / "more", [token]) >= 4
     assert with_words(tmp_path / "more", [], tmp_path / "same", [token]) == 0
+    many = [" ".join("q" * length for length in range(1, 80))]  # more words than the model has room for
+    weights = []
+    for folder in ("first", "second"):
+        assert with_words(tmp_path / "base", many, tmp_path / folder) > 64
+        weights.append((tmp_path / folder / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]  # an interrupted training on them can continue
     load_tokenizer(str(tmp_path / "more")).save_pretrained(tmp_path / "again")
     (tmp_path / "again" / "config.json").write_bytes((tmp_path / "more" / "config.json").read_bytes())
     for after in (load_tokenizer(str(tmp_path / "more")), load_tokenizer(str(tmp_path / "again"))):
