@@ -11,6 +11,7 @@ from rag_train.eval.demo.stages import search
 from rag_train.eval.miniworld.lab import PASSAGES, Lab
 from rag_train.eval.real.examples import gold_examples
 from rag_train.files import read_records
+from rag_train.formats import deeprag, reader
 from rag_train.schema import Segment, SFTRecord
 
 JSON = re.compile(r'\{|\[[\["{\]]')
@@ -18,10 +19,19 @@ JSON = re.compile(r'\{|\[[\["{\]]')
 PLAIN = "{{ messages[-1]['content'] }}"
 """Chat template that leaves a question as it stands, as in the mini model's text: no marker, no worked example."""
 
+FORMATS = {
+    (False, False): "direct",
+    (False, True): "cot",
+    (True, False): "rag",
+    (True, True): "cot-rag",
+}
+"""The baseline of each of the reader's formats: whether it reads passages, and whether it reasons."""
+
 
 async def lessons(lab: Lab, base: Path) -> dict[str, list[SFTRecord]]:
     """Return the examples of every method from the lab's lessons, by method; ``base`` is the pretrained checkpoint.
 
+    Each of the reader's formats is a method of its own, because it is all that one of the baselines is taught.
     DeepRAG's examples are the transcripts of its cold start, whose answers from memory are those of ``base``.
     """
     questions = lab.lessons()
@@ -32,7 +42,10 @@ async def lessons(lab: Lab, base: Path) -> dict[str, list[SFTRecord]]:
             corpus = lab.index.corpus_sha256
             await search("cold_start", base, questions, output, lab.seed, engine, lab.retriever, corpus)
     examples = await gold_examples(questions, lab.retriever, PASSAGES)
-    # The cold start also has tasks of the reader, which is a method of its own here.
+    for record in examples.pop("reader"):
+        reads, reasons = record.prompt.startswith(deeprag.CONTEXT), record.completion.startswith(reader.THOUGHT)
+        examples.setdefault(FORMATS[reads, reasons], []).append(record)
+    # The cold start also has examples of the reader, which are not a part of DeepRAG here.
     examples["deeprag"] = [record for record in read_records(output, SFTRecord) if not record.task]
     return {method: [spaced(record) for record in records] for method, records in examples.items()}
 

@@ -13,8 +13,8 @@ from rag_train.eval.miniworld.lessons import lessons, spaced
 from rag_train.miniworld.text import build_tokenizer
 from rag_train.schema import Segment, SFTRecord
 
-METHODS = "adaptive auto chatqa deeprag dualrag genground hanrag ircot iterdrag itrg levelrag metarag planrag qd "
-METHODS += "rankrag react reader resp rq selfrag taare uar"
+METHODS = "adaptive auto chatqa cot cot-rag deeprag direct dualrag genground hanrag ircot iterdrag itrg levelrag "
+METHODS += "metarag planrag qd rag rankrag react resp rq selfrag taare uar"
 
 
 class FakeLab(Lab):
@@ -40,6 +40,13 @@ def test_every_method_has_examples_from_the_same_questions(tmp_path: Path):
     for records in examples.values():
         assert records and {record.id.partition("/")[0] for record in records} <= ids
     assert all(record.prompt.startswith("Question: ") and not record.task for record in examples["deeprag"])
+    for method, prompt, completion in (
+        ("direct", "Question: ", "So the final answer is:"),
+        ("cot", "Question: ", "Thought:"),
+        ("rag", "Context: ", "So the final answer is:"),
+        ("cot-rag", "Context: ", "Thought:"),
+    ):  # a budget of tokens for each, not one for all
+        assert all(r.prompt.startswith(prompt) and r.completion.startswith(completion) for r in examples[method])
 
 
 def test_the_pretrained_model_is_asked_plain_questions(tmp_path: Path):
