@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from rag_train.eval.demo.recipe import DemoRecipe, StageRecipe
 from rag_train.llm.base import LLM
 from rag_train.llm.vllm import VLLMEngine
-from rag_train.miniworld.world import World, WorldConfig, subquery
+from rag_train.miniworld.text import VERSION
+from rag_train.miniworld.world import World, subquery
+from rag_train.recipe import load_recipe
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.retrieval.index.lucene import LuceneIndex
 from rag_train.schema import Question
 from rag_train.strategies.base import Kit
+from rag_train.working_files import PACKAGE
 
 QUESTION_SETS: dict[str, str] = {
     "single": "one hop",
@@ -35,11 +42,20 @@ PASSAGES = 3
 """Passages of a retrieval."""
 COMPOUND = 6
 """There is a compound question for every sixth of the other lessons."""
+STUDENTS = StageRecipe(questions=600, lr=1e-3, epochs=3, batch_size=1, pack_tokens=2048)
+"""Training of the students on a teacher's examples, and the number of questions from which it makes them."""
+FROM_DEMO = ("miniworld", "cold_start", "stage1", "stage2", "search")
+"""Sections of the demo's recipe that the lab follows, too."""
+
+
+def demo_recipe() -> DemoRecipe:
+    """Return the recipe of the demo in the mini world, whose settings were chosen on dev seeds."""
+    return load_recipe(DemoRecipe, PACKAGE / "recipes/demo.yaml")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Sizes of one seed's experiments, chosen on dev questions."""
+    """Settings of one seed's experiments, chosen on dev questions."""
 
     work: Path = Path("runs/miniature")
     """Directory of the models and answers, which later runs reuse."""
@@ -47,27 +63,48 @@ class Settings:
     """Split of the questions to answer."""
     questions: int = 60
     """Questions per set. A set has fewer if the world has no more: ``changed`` has about 65 on test, 35 on dev."""
-    lessons: int = 2400
-    """Questions whose examples teach every method; with them come compound ones, a sixth as many."""
     tokens: int = 100_000
-    """Tokens of each method's examples for the model ``taught``. The classifiers of Adaptive-RAG and TA-ARE have
-    fewer (about 54,000 and 82,000), because a question gives only one short example."""
+    """Tokens of each method's examples for the model ``taught``. Short examples give fewer: those of direct
+    answering about 20,000, of chain of thought 37,000, of the classifiers of Adaptive-RAG and TA-ARE 54,000 and
+    82,000."""
     few: int = 10_000
     """Tokens of each method's examples for the model ``student``."""
-    taught: int = 600
-    """Training questions from which a teacher makes the students' examples."""
-    searched: int = 400
-    """Training questions searched for each of DeepRAG's stages."""
+    flare: str = "theta=0.8"
+    dragin: str = "threshold=1.0"
+    self_rag: str = "threshold=0.2"
+    """Settings of three strategies that say when they retrieve (`rag_train.eval.miniworld.thresholds`)."""
+    demo: DemoRecipe = field(default_factory=demo_recipe)
+    """The world, the pretraining, the training of ``taught`` and ``student`` on the lessons (the cold start), and
+    DeepRAG's stages."""
+    students: StageRecipe = STUDENTS
+
+    def of_models(self) -> dict[str, Any]:
+        """Return the settings that determine the models."""
+        demo = asdict(self.demo)
+        own = {"tokens": self.tokens, "few": self.few, "students": asdict(self.students), "text": VERSION}
+        return {name: demo[name] for name in FROM_DEMO} | own
+
+    @property
+    def models(self) -> str:
+        """The start of the SHA-256 of the settings that determine the models."""
+        return hashlib.sha256(json.dumps(self.of_models(), sort_keys=True).encode()).hexdigest()[:8]
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings as results and the protocol have them."""
+        names = ("split", "questions", "flare", "dragin", "self_rag", "models")
+        return {name: getattr(self, name) for name in names} | self.of_models()
 
 
 class Lab:
     """One seed: a world, its indexes and its questions."""
 
     def __init__(self, seed: int, settings: Settings):
+        assert settings.demo.miniworld is not None
         self.seed = seed
         self.settings = settings
-        self.folder = settings.work / f"seed{seed}"
-        self.world = World(WorldConfig(seed=seed))
+        self.folder = settings.work / f"seed{seed}-{settings.models}"
+        self.pretraining = replace(settings.demo.miniworld.pretrain, seed=seed)
+        self.world = World(replace(settings.demo.miniworld.world, seed=seed))
         self.index = BM25Index.build(self.world.corpus())
         self.retriever = AsyncRetriever(self.index)
         # No sentence encoder: in the mini world, the meaning of a query is its words.
@@ -85,13 +122,20 @@ class Lab:
 
     def lessons(self) -> list[Question]:
         """Return the questions whose examples teach every method."""
-        count = self.settings.lessons
+        count = self.settings.demo.cold_start.questions
         questions = self.world.questions("lessons", comparisons=COMPARISONS_TAUGHT)
         return questions[:count] + self.world.compounds("lessons", count // COMPOUND)
 
     def multi_hop(self, split: str) -> list[Question]:
         """Return the questions of a split that take more than one hop."""
         return multi_hop(self.world.questions(split))
+
+    def searched(self, stage: str) -> list[Question]:
+        """Return the training questions of DeepRAG's ``stage1`` or ``stage2``."""
+        demo, training = self.settings.demo, self.multi_hop("train")
+        if stage == "stage1":
+            return training[: demo.stage1.questions]
+        return training[demo.stage1.questions :][: demo.stage2.questions]
 
     def kit(self, llm: LLM, models: Mapping[str, LLM] | None = None) -> Kit:
         """Return a strategy's kit over this seed's retrievers; ``models`` are the roles' own models."""

@@ -39,8 +39,10 @@ async def lessons(lab: Lab, base: Path) -> dict[str, list[SFTRecord]]:
     if not output.exists():
         async with lab.serve(base) as engine:
             engine.tokenizer.chat_template = PLAIN
-            corpus = lab.index.corpus_sha256
-            await search("cold_start", base, questions, output, lab.seed, engine, lab.retriever, corpus)
+            corpus, settings = lab.index.corpus_sha256, lab.settings.demo.search
+            await search(
+                "cold_start", base, questions, output, lab.seed, engine, lab.retriever, corpus, search=settings
+            )
     examples = await gold_examples(questions, lab.retriever, PASSAGES)
     for record in examples.pop("reader"):
         reads, reasons = record.prompt.startswith(deeprag.CONTEXT), record.completion.startswith(reader.THOUGHT)

@@ -15,7 +15,7 @@ from typing import Any
 from rag_train.answers import contains
 from rag_train.eval.miniworld.familiarity import familiarity
 from rag_train.eval.miniworld.lab import PASSAGES, Lab, Settings, multi_hop
-from rag_train.eval.miniworld.models import checkpoint
+from rag_train.eval.miniworld.models import pretrained_model
 from rag_train.llm.base import LLM, Sampling
 from rag_train.miniworld.text import ASKED, ASKS, asked_for
 from rag_train.miniworld.world import CHAINS, RELATIONS, Fact, World, subquery
@@ -59,7 +59,7 @@ async def measure(lab: Lab) -> list[dict[str, Any]]:
     ``familiarity`` is that of `rag_train.eval.miniworld.familiarity`.
     """
     rows: list[dict[str, Any]] = []
-    model = await checkpoint(lab, "base")
+    model = pretrained_model(lab)
     async with lab.serve(model) as engine:
         for wording in ("trained", "new"):
             row: dict[str, Any] = {"seed": lab.seed, "wording": wording}

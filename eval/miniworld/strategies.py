@@ -62,8 +62,8 @@ async def run(seed: int, settings: Settings, output: Path) -> None:
         )
     console.print(main_table(summaries))
     tokens = json.loads((lab.folder / TOKENS).read_text())["taught"]
-    result = {"seed": seed, "split": settings.split, "lessons": settings.lessons, "tokens": tokens, "rows": rows}
-    save_result(output / "strategies.json", result)
+    result = {"seed": seed, "split": settings.split, "lessons": settings.demo.cold_start.questions}
+    save_result(output / "strategies.json", result | {"tokens": tokens, "rows": rows})
 
 
 def _tokens_by_module(trajectories: list[Trajectory]) -> dict[str, dict[str, Any]]:

@@ -22,7 +22,8 @@ from rag_train.data_synth.modules.recipes import (
 )
 from rag_train.data_synth.modules.registry import FACTORIES
 from rag_train.data_synth.modules.run import synthesize_with
-from rag_train.eval.miniworld.lab import Lab
+from rag_train.eval.miniworld.engines import Engines
+from rag_train.eval.miniworld.lab import PASSAGES, Lab
 from rag_train.eval.miniworld.lessons import spaced
 from rag_train.files import read_records, write_records
 from rag_train.formats import hanrag as revelator
@@ -44,12 +45,12 @@ REVELATOR_TASKS = {
 }
 
 
-async def examples(lab: Lab, name: str, teacher: Path) -> list[SFTRecord]:
+async def examples(lab: Lab, name: str, teacher: Path, engines: Engines) -> list[SFTRecord]:
     """Return the examples that a `Student` is fine-tuned on; ``teacher`` is the teacher's checkpoint directory."""
     if name == "examiner":
         records = _question_writing(lab)
     else:
-        records = await _by_teacher(lab, name, teacher)
+        records = await _by_teacher(lab, name, teacher, engines)
     if name == "hanrag":
         records = [record for record in records if record.task in REVELATOR_TASKS]
     return [spaced(record) for record in records]
@@ -60,7 +61,7 @@ def teacher_file(lab: Lab, method: str) -> Path:
     return lab.folder / f"{method}-teacher.jsonl"
 
 
-async def _by_teacher(lab: Lab, method: str, teacher: Path) -> list[SFTRecord]:
+async def _by_teacher(lab: Lab, method: str, teacher: Path, engines: Engines) -> list[SFTRecord]:
     """Return the factory's records, after completing the factory's run if necessary."""
     output = teacher_file(lab, method)
     if not output.exists():
@@ -68,10 +69,9 @@ async def _by_teacher(lab: Lab, method: str, teacher: Path) -> list[SFTRecord]:
         questions = (
             hanrag.routed_questions(recipe) if isinstance(recipe, HANRAGRecipe) else _training_questions(lab)
         )
-        async with lab.serve(teacher) as engine:
-            settings = {"corpus_sha256": lab.index.corpus_sha256}
-            kit = lab.kit(engine)
-            await synthesize_with(FACTORIES[method], recipe, questions, lab.retriever, kit, settings)
+        settings = {"corpus_sha256": lab.index.corpus_sha256}
+        kit = lab.kit(await engines.of(teacher))
+        await synthesize_with(FACTORIES[method], recipe, questions, lab.retriever, kit, settings)
     return read_records(output, SFTRecord)
 
 
@@ -85,7 +85,7 @@ def _recipe(lab: Lab, method: str, teacher: Path, output: Path) -> TeacherRecipe
         "questions": [_write_questions(lab, "train", _training_questions(lab))],
         "model": str(teacher),
         "output": str(output),
-        "passages": 3,
+        "passages": PASSAGES,
         "instructions": False,
         "held_out": held_out,
     }
@@ -96,17 +96,17 @@ def _recipe(lab: Lab, method: str, teacher: Path, output: Path) -> TeacherRecipe
             return PlanRAGRecipe(**common)
         case _:
             kinds = ("straightforward", "single_step", "compound", "complex")
-            sizes = RouteSizes(**dict.fromkeys(kinds, lab.settings.taught // 2))
+            sizes = RouteSizes(**dict.fromkeys(kinds, lab.settings.students.questions // 2))
             compounds = [_write_questions(lab, "train-compound", _compounds(lab))]
             return HANRAGRecipe(compound=compounds, routes=sizes, **common)
 
 
 def _training_questions(lab: Lab) -> list[Question]:
-    return lab.multi_hop("train")[: lab.settings.taught]
+    return lab.multi_hop("train")[: lab.settings.students.questions]
 
 
 def _compounds(lab: Lab) -> list[Question]:
-    return lab.world.compounds("train", lab.settings.taught // 2)
+    return lab.world.compounds("train", lab.settings.students.questions // 2)
 
 
 def _write_questions(lab: Lab, name: str, questions: Iterable[Question]) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -128,7 +128,7 @@ class MiniWorldSource:
         self.world_seed = seed
 
     def settings(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self.lab.settings).items() if name != "work"}
+        return self.lab.settings.recorded()
 
     def about(self) -> list[str]:
         settings, world = self.lab.settings, self.lab.world
@@ -150,15 +150,17 @@ class MiniWorldSource:
             "mentions.",
             "A model of this size cannot be prompted, and its pretraining text has no method's format. All methods "
             "therefore run on a model that was taught every format with the same number of tokens "
-            f"({settings.tokens:,} a method, or as many as there are) from the same {settings.lessons:,} annotated "
+            f"({settings.tokens:,} a method, or as many as there are) from the same "
+            f"{settings.demo.cold_start.questions:,} annotated "
             "questions and a sixth as many compound ones. DeepRAG's part is its cold start, whose decisions are "
             "random. The rows show how well a method works when its modules are followed, not how well a model "
             "follows prompts.",
             "DeepRAG's stages start from there. They are trained on the results of its search, as in the paper, of "
-            f"{settings.searched} questions each about films and people that no lesson mentions. The student was "
+            f"{settings.demo.stage1.questions:,} and {settings.demo.stage2.questions:,} questions about films and "
+            "people that no lesson mentions, with the settings of the demo. The student was "
             f"taught with {settings.few:,} tokens a method. It represents DualRAG's small model, and is fine-tuned "
-            f"on what the taught model makes of {settings.taught} such questions; so is PlanRAG's planner. CoT and "
-            "CoT* are the same model.",
+            f"on what the taught model makes of {settings.students.questions} such questions; so is PlanRAG's "
+            "planner. CoT and CoT* are the same model.",
             "The sparse and the dense searcher are both BM25 (with and without Lucene's query syntax), because in "
             "the mini world words are the only meaning. Nothing is on the web. The proxy for what a model knows "
             "(DeepRAG, Table 3) is the taught model's CoT.",

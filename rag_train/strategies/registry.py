@@ -139,10 +139,16 @@ def listing() -> list[dict[str, Any]]:
             "paper": cls.paper,
             "needs": list(cls.needs),
             "roles": list(cls.roles),
-            "settings": {k: preset.get(k, f.default) for k, f in _fields(cls).items()},
+            "settings": default_settings(name),
         }
-        for name, (cls, preset) in STRATEGIES.items()
+        for name, (cls, _) in STRATEGIES.items()
     ]
+
+
+def default_settings(name: str) -> dict[str, Any]:
+    """Return the settings of a strategy with their defaults, without those that all strategies have."""
+    cls, preset = STRATEGIES[name]
+    return {key: preset.get(key, field.default) for key, field in _fields(cls).items()}
 
 
 def _fields(cls: type[Strategy]) -> dict[str, Field[Any]]:

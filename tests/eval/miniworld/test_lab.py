@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,10 +49,27 @@ def test_a_set_is_smaller_if_the_world_has_no_more_questions(mini_world: World):
 
 def test_lessons_are_of_all_kinds_and_about_films_and_people_of_their_own(tmp_path: Path):
     settings = Settings(work=tmp_path)
-    lab = Lab(0, settings)
+    lab, count = Lab(0, settings), settings.demo.cold_start.questions
     lessons = lab.lessons()
-    assert len({question.question for question in lessons}) == settings.lessons + settings.lessons // 6
+    assert len({question.question for question in lessons}) == count + count // 6
     assert {question.type for question in lessons} == {"chain", "comparison-same", "comparison-earlier", "compound"}
     assert {question.hops for question in lessons} == {1, 2, 3, 4}
     assert {lab.world.split[question.decomposition[0].entity] for question in lessons} == {"lessons"}
-    assert len(lab.multi_hop("train")) > max(settings.taught, 2 * settings.searched)
+
+
+def test_each_stage_searches_its_own_questions_as_many_as_in_the_demo(tmp_path: Path):
+    lab = Lab(0, Settings(work=tmp_path))
+    first, second = lab.searched("stage1"), lab.searched("stage2")
+    assert len({question.id for question in first + second}) == len(first) + len(second)
+    demo = lab.settings.demo
+    assert (len(first), len(second)) == (demo.stage1.questions, demo.stage2.questions)
+    assert {lab.world.split[question.decomposition[0].entity] for question in first + second} == {"train"}
+
+
+def test_the_folder_is_named_by_what_determines_the_models(tmp_path: Path):
+    settings = Settings(work=tmp_path)
+    demo = replace(settings.demo, stage1=replace(settings.demo.stage1, epochs=3))
+    same = replace(settings, work=tmp_path / "other", split="dev", questions=7, flare="theta=0.4")
+    assert same.models == settings.models
+    assert len({settings.models, replace(settings, tokens=1).models, replace(settings, demo=demo).models}) == 3
+    assert settings.models in Lab(0, settings).folder.name

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from support.fakes import Says
 
-from rag_train.eval.miniworld.lab import Lab, Settings
+from rag_train.eval.miniworld.lab import Lab, Settings, demo_recipe
 from rag_train.eval.miniworld.lessons import lessons, spaced
 from rag_train.miniworld.text import build_tokenizer
 from rag_train.schema import Segment, SFTRecord
@@ -21,7 +22,9 @@ class FakeLab(Lab):
     """A lab whose model answers "Nobody" to everything; ``prompts`` are what it is asked."""
 
     def __init__(self, folder: Path):
-        super().__init__(0, Settings(work=folder, lessons=24))
+        demo = demo_recipe()
+        few = replace(demo, cold_start=replace(demo.cold_start, questions=24))
+        super().__init__(0, Settings(work=folder, demo=few))
         self.prompts: list[str] = []
 
     @asynccontextmanager

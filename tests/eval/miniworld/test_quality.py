@@ -73,10 +73,7 @@ class PerfectLab(Lab):
 
 
 def test_a_perfect_model_recalls_old_values_and_reads_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    async def checkpoint(lab: Lab, name: str) -> Path:
-        return tmp_path / name
-
-    monkeypatch.setattr(quality, "checkpoint", checkpoint)
+    monkeypatch.setattr(quality, "pretrained_model", lambda lab: tmp_path / "base")
     monkeypatch.setattr(quality, "MOST", 40)
     monkeypatch.setattr(quality, "familiarity", lambda *_: (0.9, 100))
     rows = asyncio.run(measure(PerfectLab(0, Settings(work=tmp_path, split="dev"))))
