@@ -1,15 +1,20 @@
-"""Experiments in the mini world that are not commands of `rag-train`."""
+"""Experiments in the mini world that are not commands of `rag-train`.
+
+A run on test seeds of the papers' protocol needs the protocol's settings, and is entered in the log of such runs.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from rag_train.eval.benchmarks.common import exit_on_user_error, seed_list
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m rag_train.eval.miniworld", description=__doc__)
     experiments = parser.add_subparsers(dest="experiment", required=True)
     strategies = experiments.add_parser(
@@ -20,6 +25,12 @@ def main() -> None:
         "teacher-data", help="compare students with their teacher; writes teacher_data.json"
     )
     teacher_data.add_argument("--seeds", type=_several, default="0,1,2", help="comma-separated seeds")
+    thresholds = experiments.add_parser(
+        "thresholds",
+        help="try thresholds of three strategies on dev questions; writes thresholds.json",
+    )
+    thresholds.add_argument("--seeds", type=seed_list, default="0,10,11", help="comma-separated seeds")
+    thresholds.set_defaults(split="dev")
     quality = experiments.add_parser(
         "quality", help="measure what the pretrained mini model recalls and reads; writes mini_model.json"
     )
@@ -30,29 +41,35 @@ def main() -> None:
         experiment.add_argument("--questions", type=int, default=questions, help="multi-hop questions per seed")
     for experiment in (strategies, teacher_data, quality):
         experiment.add_argument("--split", default="test", help="dev to choose settings, test to report")
+    for experiment in (strategies, teacher_data, thresholds, quality):
         experiment.add_argument("--work", type=Path, default=Path("runs/miniature"), help="models and answers")
         experiment.add_argument("--output", type=Path, default=Path("docs/results"), help="directory of results")
-    options = parser.parse_args()
-    if options.experiment == "ship":
-        from rag_train.eval.miniworld.ship import ship as copy
+    options = parser.parse_args(arguments)
+    with exit_on_user_error():
+        if options.experiment == "ship":
+            from rag_train.eval.miniworld.ship import ship as copy
 
-        with exit_on_user_error():
             copy(options.demo)
-        return
-    from rag_train.eval.miniworld import quality as by_itself
-    from rag_train.eval.miniworld import strategies as every_strategy
-    from rag_train.eval.miniworld import teacher_data as teaching
-    from rag_train.eval.miniworld.lab import Settings
+        else:
+            _measure(options)
 
-    if options.experiment == "quality":
-        settings = Settings(work=options.work, split=options.split)
-        asyncio.run(by_itself.run(options.seeds, settings, options.output))
-        return
-    settings = Settings(work=options.work, split=options.split, questions=options.questions)
-    if options.experiment == "strategies":
-        asyncio.run(every_strategy.run(options.seed, settings, options.output))
-    else:
-        asyncio.run(teaching.run(options.seeds, settings, options.output))
+
+def _measure(options: argparse.Namespace) -> None:
+    """Run an experiment. Raises UserError for test seeds together with others or with other settings."""
+    from rag_train.eval.miniworld import quality, strategies, teacher_data, thresholds
+    from rag_train.eval.miniworld.lab import Settings
+    from rag_train.eval.papers.protocol import load_protocol, logged
+
+    chosen = {name: value for name, value in vars(options).items() if name in ("work", "split", "questions")}
+    settings = Settings(**chosen)
+    seeds = [options.seed] if options.experiment == "strategies" else options.seeds
+    on_test_seeds = load_protocol().are_test_seeds(seeds, settings.recorded())
+    with logged(f"mini world, {options.experiment}", seeds) if on_test_seeds else nullcontext():
+        if options.experiment == "strategies":
+            asyncio.run(strategies.run(options.seed, settings, options.output))
+            return
+        experiments = {"teacher-data": teacher_data, "thresholds": thresholds, "quality": quality}
+        asyncio.run(experiments[options.experiment].run(seeds, settings, options.output))
 
 
 def _several(text: str) -> list[int]:
