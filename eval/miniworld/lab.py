@@ -143,7 +143,7 @@ class Lab:
 
     def serve(self, model: Path) -> aclosing[VLLMEngine]:
         """Serve a checkpoint with vLLM until the end of the ``async with`` block."""
-        return aclosing(VLLMEngine.start(str(model), dtype="float32", seed=self.seed, kv_cache_bytes=2**28))
+        return aclosing(VLLMEngine.start(str(model), dtype="float32", seed=self.seed, kv_cache_bytes=2**29))
 
 
 def multi_hop(questions: Iterable[Question]) -> list[Question]:

@@ -62,8 +62,15 @@ async def run(seed: int, settings: Settings, output: Path) -> None:
         )
     console.print(main_table(summaries))
     tokens = json.loads((lab.folder / TOKENS).read_text())["taught"]
-    result = {"seed": seed, "split": settings.split, "lessons": settings.demo.cold_start.questions}
-    save_result(output / "strategies.json", result | {"tokens": tokens, "rows": rows})
+    result = {
+        "seed": seed,
+        "split": settings.split,
+        "lessons": settings.demo.cold_start.questions,
+        "settings": settings.recorded(),
+        "tokens": tokens,
+        "rows": rows,
+    }
+    save_result(output / "strategies.json", result)
 
 
 def _tokens_by_module(trajectories: list[Trajectory]) -> dict[str, dict[str, Any]]:

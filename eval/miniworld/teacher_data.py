@@ -178,6 +178,7 @@ async def run(numbers: Sequence[int], settings: Settings, output: Path) -> None:
         console.print(json.dumps(row))
     result = {
         "options": {"seeds": ",".join(map(str, numbers)), "split": settings.split, "questions": settings.questions},
+        "settings": settings.recorded(),
         "claims": [
             {
                 "text": claim.text,
