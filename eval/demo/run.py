@@ -161,7 +161,7 @@ async def run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) -> 
 
     def train(stage: Stage, settings: StageRecipe, model: Path, data: Path, name: str) -> TrainResult:
         with step(f"training, {name}"):
-            return _train(stage, settings, model, data, folder / name.replace(" ", ""), seed)
+            return train_stage(stage, settings, model, data, folder / name.replace(" ", ""), seed)
 
     async with serving(world.model) as engine:
         if world.chat_template:
@@ -203,7 +203,10 @@ def folder_of(recipe: DemoRecipe, seed: int, work: Path) -> Path:
     return work / f"seed{seed}-{key}"
 
 
-def _train(stage: Stage, settings: StageRecipe, model: Path, data: Path, output: Path, seed: int) -> TrainResult:
+def train_stage(
+    stage: Stage, settings: StageRecipe, model: Path, data: Path, output: Path, seed: int
+) -> TrainResult:
+    """Train ``model`` on the records of a stage; see `fine_tune`."""
     packed = settings.pack_tokens is not None
     batch = 1 if packed else math.gcd(settings.batch_size, 4)  # small batches need little memory
     return fine_tune(

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from rag_train.data_synth.deeprag.examples import PairVariant, chain_record
 from rag_train.data_synth.deeprag.search import Node, SearchResult
-from rag_train.eval.demo.run import _train as train_stage
+from rag_train.eval.demo.run import train_stage
 from rag_train.eval.demo.stages import search
 from rag_train.eval.miniworld import students
 from rag_train.eval.miniworld.engines import Engines

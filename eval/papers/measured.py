@@ -113,9 +113,17 @@ class Measurements:
         """The values of each seed that were asked for, by `RowMeasure.key`."""
 
     def wanted(self, tables: Iterable[PublishedTable]) -> list[Request]:
-        """Return all requests of the tables, each once."""
+        """Return all requests of the tables, each once, and chains of thought where they judge decisions."""
+        tables = list(tables)
         wanted = dict.fromkeys(request for table in tables for request in self.requests(table))
-        return list(wanted | dict.fromkeys(self._cot(request.questions) for request in wanted))
+        judged = (
+            self._cot(questions)
+            for table in tables
+            for column in table.columns
+            if column.metric in DECISIONS
+            for questions in self.question_sets(column, table)
+        )
+        return list(wanted | dict.fromkeys(judged))
 
     async def run(self, tables: Iterable[PublishedTable]) -> None:
         """Answer all requests of the tables."""

@@ -48,7 +48,6 @@ class Protocol(Record):
     level: float = Field(gt=0, lt=0.5)
     family: Literal["paper"]
     seeds: Seeds
-    code_version: str
     settings: dict[str, str | int]
     margins: dict[str, PositiveFloat]
     left_out: dict[str, str]

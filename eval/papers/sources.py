@@ -46,8 +46,8 @@ STANDS_FOR: dict[str, str] = {
 """Question set of the mini world that stands for a dataset; all other datasets are represented by single hops."""
 
 MODELS: dict[tuple[str, str, str], str] = {
-    ("cot", "sft", ""): "taught",
-    ("cot-retrieve", "sft", ""): "taught",
+    ("cot", "sft", ""): "cot",
+    ("cot-retrieve", "sft", ""): "cot-retrieve",
     ("deeprag", "sft", ""): "stage1",
     ("deeprag", "sft", "search.variant=most"): "stage1-most",
     ("deeprag", "sft", "search.variant=random"): "stage1-random",
@@ -160,7 +160,8 @@ class MiniWorldSource:
             "people that no lesson mentions, with the settings of the demo. The student was "
             f"taught with {settings.few:,} tokens a method. It represents DualRAG's small model, and is fine-tuned "
             f"on what the taught model makes of {settings.students.questions} such questions; so is PlanRAG's "
-            "planner. CoT and CoT* are the same model.",
+            "planner. CoT* and CoT-Retrieve* are trained as DeepRAG's Stage I, on its trajectories as chains of "
+            "thought.",
             "The sparse and the dense searcher are both BM25 (with and without Lucene's query syntax), because in "
             "the mini world words are the only meaning. Nothing is on the web. The proxy for what a model knows "
             "(DeepRAG, Table 3) is the taught model's CoT.",

@@ -359,7 +359,7 @@ def test_all_tables_request_every_question_set_model_and_role():
     measurements = Measurements([Scripted(deeprag_wins)])
     requests = {request for _, _, table in tables for request in measurements.requests(table)}
     assert {request.questions for request in requests} == set(QUESTION_SETS)
-    assert {request.model for request in requests} == {"student", *MODELS.values()}
+    assert {request.model for request in requests} == {"taught", "student", *MODELS.values()}
     assert {request.role for request in requests} == {None, *ROLES.values()}
 
 
