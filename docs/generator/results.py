@@ -26,7 +26,7 @@ from rag_train.eval.papers.judge import JudgedClaim
 from rag_train.eval.papers.page import VERDICTS, Reproduction, measured_in, shown
 from rag_train.eval.papers.printed import papers
 from rag_train.eval.papers.protocol import LOG, load_protocol
-from rag_train.eval.real.gains import gains_table
+from rag_train.eval.real.gains import CLAIMED, gains_table
 from rag_train.strategies.registry import STRATEGIES
 from rag_train.table import Table
 
@@ -954,10 +954,10 @@ def attack_table(part: str) -> str:
 def headlines(pages: str) -> str:
     """Results, as a list; ``pages`` is the path of the results pages."""
     stage2, always = ("deeprag", LAST), ("deeprag-retrieve", LAST)
-    vanilla, direct = ("rag", FIRST), ("direct", FIRST)
+    vanilla, direct, cold = ("rag", FIRST), ("direct", FIRST), ("deeprag-retrieve", FIRST)
     real = {
         key: (percent(demo_mean(*key, "em", "atlas")), number(demo_mean(*key, "retrievals", "atlas")))
-        for key in (stage2, always, vanilla, direct)
+        for key in (stage2, always, cold, vanilla, direct)
     }
     verdicts = decided("atlas")
     holding = sum(claim.verdict == "holds" for claim in verdicts)
@@ -966,6 +966,7 @@ def headlines(pages: str) -> str:
     student, tuned, teacher = (
         percent(teacher_mean(f"dualrag, {name}")) for name in ("student", "fine-tuned", "teacher")
     )
+    methods = len(next(iter(load("real")["seeds"].values()))["tokens"])
     retrieval = load("bench_retrieval")["sizes"][0]
     speed, memory = number(retrieval["bm25"]["ratio"], 0), number(retrieval["bm25"]["memory_ratio"])
     tree = training_speed(CALIBRATION).partition(" ")[0]
@@ -973,9 +974,11 @@ def headlines(pages: str) -> str:
         [
             f"**DeepRAG on a pretrained model and real facts.** SmolLM2 (135 million parameters) after Stage II: "
             f"{real[stage2][0]}% exact match at {real[stage2][1]} retrievals; when it always retrieves: "
-            f"{real[always][0]}% at {real[always][1]}; vanilla RAG: {real[vanilla][0]}%; direct answers: "
-            f"{real[direct][0]}%. {holding} of {len(verdicts)} claims hold over three test seeds. "
-            f"[A real model]({pages}/atlas.md)",
+            f"{real[always][0]}% at {real[always][1]}, and {real[cold][0]}% before Stages I and II; vanilla RAG: "
+            f"{real[vanilla][0]}%; direct answers: {real[direct][0]}%. "
+            f"{holding} of {len(verdicts)} claims hold over three test seeds. [A real model]({pages}/atlas.md)",
+            f"**Data of every method, on a pretrained model.** SmolLM2 tuned on examples of {methods} methods from "
+            f"the same questions: {real_headline()} [Every strategy on a real model]({pages}/real.md)",
             f"**Teacher data helps, on average.** DualRAG with a student that saw few examples: {student}% exact "
             f"match; fine-tuned on the teacher's data: {tuned}%; the teacher: {teacher}%. Three seeds differ too "
             f"much to show more: {held} claims held. [Teacher data]({pages}/teacher_data.md)",
@@ -991,6 +994,14 @@ def headlines(pages: str) -> str:
             f"rank-bm25, in {memory} of its memory. [Retrieval]({pages}/bench_retrieval.md)",
         ]
     )
+
+
+def real_headline() -> str:
+    """Say what tuning is worth to the five systems, and how many of the protocol's claims hold."""
+    rows = {row[0]: row for row in paired_gains("real", "atlas").rows}
+    told = [f"{PAPERS[name]} from {rows[name][2]}% to {rows[name][3]}%" for name in CLAIMED]
+    held = sum(rows[name][-1] == "holds" for name in CLAIMED)
+    return f"exact match of {', '.join(told)}. {held} of {len(CLAIMED)} claims hold over three test seeds."
 
 
 def shortfalls(pages: str) -> str:
