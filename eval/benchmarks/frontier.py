@@ -44,8 +44,10 @@ STARTS = {"stage1": "stage 1", "stage2": "stage 2"}
 """Folders of the models that Stage III starts from, with their names in the tables."""
 EARLIER = {"coldstart": "cold start", **STARTS}
 """Folders of the models that Stage III is compared with."""
-THRESHOLDS = (0.0, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 1.01)
-"""Probabilities of retrieving from which the earlier models retrieve: from always to never."""
+ALWAYS, NEVER = 0.0, 1.01
+THRESHOLDS = {"coldstart": (ALWAYS, NEVER), **dict.fromkeys(STARTS, (ALWAYS, 0.1, 0.3, 0.5, 0.7, 0.9, NEVER))}
+"""Probabilities of retrieving from which the earlier models retrieve. The cold start decides at random: other
+thresholds would only mix always and never."""
 
 
 def main() -> None:
@@ -66,7 +68,7 @@ def main() -> None:
             "Stage III, frontier",
             PROTOCOL,
             options,
-            settings_of(recipe_of(Path(), Path(), price=0)) | {"thresholds": list(THRESHOLDS)},
+            settings_of(recipe_of(Path(), Path(), price=0)) | {"thresholds": THRESHOLDS},
             lambda seed: asyncio.run(frontier(options, open_seed(models[seed], seed, options))),
             verdict,
         )
@@ -84,8 +86,13 @@ async def frontier(options: argparse.Namespace, seed: DemoSeed) -> dict[str, Any
     """Train and evaluate one seed."""
     from rag_train.files import write_records
 
-    swept = [f"{DEEPRAG},threshold={threshold}" for threshold in THRESHOLDS]
-    sweep = [run for folder, name in EARLIER.items() for run in await seed.runs(seed.models / folder, name, swept)]
+    sweep = [
+        run
+        for folder, name in EARLIER.items()
+        for run in await seed.runs(
+            seed.models / folder, name, [f"{DEEPRAG},threshold={threshold}" for threshold in THRESHOLDS[folder]]
+        )
+    ]
     runs = list(sweep)
     write_records(seed.folder / "questions.jsonl", seed.training[: options.questions])
     lifted: dict[str, dict[str, float]] = {name: {} for name in STARTS.values()}
