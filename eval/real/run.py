@@ -34,6 +34,7 @@ from rag_train.llm.packaged import checkpoint_of
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.llm.vllm import VLLMEngine
 from rag_train.progress import console, progress, up_to
+from rag_train.provenance import weights_sha256
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.retrieval.index.dense import DenseIndex, build_dense
@@ -242,10 +243,11 @@ async def _answer(
     recipe: RealRecipe, seed: int, model: Path, retrievers: Retrievers, jobs: Sequence[Job], folder: Path
 ) -> AsyncIterator[tuple[Job, list[Trajectory], float]]:
     """Yield each job with its trajectories and the seconds that it took; an engine starts only if it is needed."""
+    weights = weights_sha256(str(model))
     async with AsyncExitStack() as stack:
         engines: dict[bool, LLM] = {}
         for job in jobs:
-            answers = Answers(folder, job.strategy, {"model": str(model), "questions": job.questions})
+            answers = Answers(folder, job.strategy, {"weights": weights, "questions": job.questions})
             began = time.perf_counter()
             if answers.missing(job.asked):
                 attention = needs_attention(job.strategy)
