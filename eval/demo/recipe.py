@@ -9,7 +9,9 @@ from rag_train.data_synth.deeprag.search import SearchConfig
 from rag_train.errors import UserError
 from rag_train.miniworld.recipe import PretrainConfig
 from rag_train.miniworld.world import WorldConfig
+from rag_train.recipe import load_recipe
 from rag_train.training.recipe import LoraRecipe
+from rag_train.working_files import PACKAGE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,3 +87,8 @@ class DemoRecipe:
     def __post_init__(self) -> None:
         if (self.atlas is None) == (self.miniworld is None):
             raise UserError("demo: give one of the sections atlas and miniworld; write atlas: {} for its defaults")
+
+
+def demo_recipe() -> DemoRecipe:
+    """Return the recipe of the demo in the mini world, whose settings were chosen on dev seeds."""
+    return load_recipe(DemoRecipe, PACKAGE / "recipes/demo.yaml")

@@ -8,7 +8,6 @@ other run. Steps that were completed earlier under the same recipe are read from
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import json
 import math
@@ -53,7 +52,7 @@ from rag_train.eval.peak_memory import peak_memory
 from rag_train.llm.vllm import VLLMEngine
 from rag_train.miniworld.text import VERSION
 from rag_train.progress import console
-from rag_train.provenance import code_version, machine, weights_sha256
+from rag_train.provenance import code_version, machine, settings_hash, weights_sha256
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Question, Trajectory
 from rag_train.strategies.base import Kit
@@ -199,8 +198,7 @@ def folder_of(recipe: DemoRecipe, seed: int, work: Path) -> Path:
     keys = {name: value for name, value in asdict(recipe).items() if name != "threshold"}
     if recipe.miniworld is not None:
         keys["text"] = VERSION
-    key = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:8]
-    return work / f"seed{seed}-{key}"
+    return work / f"seed{seed}-{settings_hash(keys)}"
 
 
 def train_stage(

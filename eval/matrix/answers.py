@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from rag_train.errors import UserError
 from rag_train.files import read_records, write_records
 from rag_train.llm.memo import Kept, kept
+from rag_train.provenance import settings_hash
 from rag_train.resumable import UNFIT, Outcome, cost, run
 from rag_train.schema import Question, Trajectory
 from rag_train.strategies.base import Kit, completed_steps
@@ -35,8 +35,7 @@ class Answers:
         """
         self.strategy = strategy
         self.settings = {**settings, "strategy": strategy}
-        key = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:16]
-        self.folder = folder / key
+        self.folder = folder / settings_hash(self.settings, 16)
         self._stored: dict[str, Trajectory] = {}
         for question_file in sorted(self.folder.glob("*.questions.jsonl")):
             batch = question_file.with_name(question_file.name.replace(".questions", ""))

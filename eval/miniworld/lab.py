@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rag_train.eval.demo.recipe import DemoRecipe, StageRecipe
+from rag_train.eval.demo.recipe import DemoRecipe, StageRecipe, demo_recipe
 from rag_train.llm.base import LLM
 from rag_train.llm.vllm import VLLMEngine
 from rag_train.miniworld.text import VERSION
 from rag_train.miniworld.world import World, subquery
-from rag_train.recipe import load_recipe
+from rag_train.provenance import settings_hash
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.retrieval.index.lucene import LuceneIndex
 from rag_train.schema import Question
 from rag_train.strategies.base import Kit
-from rag_train.working_files import PACKAGE
 
 QUESTION_SETS: dict[str, str] = {
     "single": "one hop",
@@ -46,11 +43,6 @@ STUDENTS = StageRecipe(questions=600, lr=1e-3, epochs=3, batch_size=1, pack_toke
 """Training of the students on a teacher's examples, and the number of questions from which it makes them."""
 FROM_DEMO = ("miniworld", "cold_start", "stage1", "stage2", "search")
 """Sections of the demo's recipe that the lab follows, too."""
-
-
-def demo_recipe() -> DemoRecipe:
-    """Return the recipe of the demo in the mini world, whose settings were chosen on dev seeds."""
-    return load_recipe(DemoRecipe, PACKAGE / "recipes/demo.yaml")
 
 
 @dataclass(frozen=True)
@@ -87,7 +79,7 @@ class Settings:
     @property
     def models(self) -> str:
         """The start of the SHA-256 of the settings that determine the models."""
-        return hashlib.sha256(json.dumps(self.of_models(), sort_keys=True).encode()).hexdigest()[:8]
+        return settings_hash(self.of_models())
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings as results and the protocol have them."""

@@ -14,12 +14,11 @@ from pydantic import Field
 
 from rag_train.eval.metrics.intervals import Effect, at_least, holm
 from rag_train.eval.papers.measured import PERCENT, Measurements, RowMeasure
-from rag_train.eval.papers.printed import Column, Paper, PaperClaim, Row
+from rag_train.eval.papers.printed import Column, Kind, Paper, PaperClaim, Row
 from rag_train.eval.papers.protocol import Protocol
 from rag_train.schema import Record
 
 Verdict = Literal["holds", "fails", "cannot be told apart", "not run"]
-Kind = Literal["higher", "lower", "at least", "at most", "within"]
 
 
 class Printed(Record):

@@ -163,7 +163,7 @@ class Measurements:
         return RowMeasure(tuple(requests), column.metric, tuple(depths) if depths else None)
 
     def missing(self, row: Row) -> str:
-        """Return why a row cannot be measured here, whatever the answers are; empty if it can."""
+        """Return why there is no measure of a row here, with any answers; empty if there is one."""
         if row.model:
             return f"no model here stands for {row.model}"
         return self.sources[0].missing(row) if row.strategy else "no strategy of rag-train answers like this row"

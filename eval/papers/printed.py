@@ -52,6 +52,8 @@ Training = Literal["none", "sft", "dpo", "classifier", "released"]
 RetrieverKind = Literal["sparse", "dense", "web", "hybrid"]
 
 
+Kind = Literal["higher", "lower", "at least", "at most", "within"]
+"""Relations between rows that a claim may state; see `PaperClaim`."""
 AS_GOOD = ("within", "at least", "at most")
 """Kinds of claims that rows are equally good, or nearly; how near, the protocol says."""
 
@@ -145,7 +147,7 @@ class PaperClaim(Record):
     columns: list[str] | Literal["all"]
     worse_columns: list[str] | None = None
     """Columns of the worse rows, one for each of ``columns``, if they are not the same."""
-    kind: Literal["higher", "lower", "at least", "at most", "within"]
+    kind: Kind
     """Relation of the better rows' values to the worse rows'. ``within``: they differ by at most a margin.
     ``at least``, ``at most``: they may differ by more in one direction, upwards or downwards."""
     over: Literal["each", "many", "mean"] = "each"

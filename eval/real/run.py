@@ -8,7 +8,6 @@ answered before are not asked again.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -34,7 +33,7 @@ from rag_train.llm.packaged import checkpoint_of
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.llm.vllm import VLLMEngine
 from rag_train.progress import console, progress, up_to
-from rag_train.provenance import weights_sha256
+from rag_train.provenance import settings_hash, weights_sha256
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.retrieval.index.dense import DenseIndex, build_dense
@@ -136,8 +135,7 @@ async def _run_seed(
 ) -> tuple[list[Row], dict[str, int], dict[str, int]]:
     """Return the rows of a seed, the tokens of each method's examples, and `knowledge_kept`."""
     made_with = asdict(replace(recipe, sample={}, untuned=[], tuned=None)) | {"data": str(data or "")}
-    key = hashlib.sha256(json.dumps(made_with, sort_keys=True).encode()).hexdigest()[:8]
-    folder = work / f"seed{seed}-{key}"
+    folder = work / f"seed{seed}-{settings_hash(made_with)}"
     model = checkpoint_of(recipe.model, work)
     world = open_files(data, seed) if data else open_atlas(recipe.split, seed)
     strategies = {

@@ -26,7 +26,7 @@ from rag_train.miniworld.text import VERSION, TextSource, build_tokenizer
 from rag_train.miniworld.world import World
 from rag_train.precision import has_bf16
 from rag_train.progress import progress
-from rag_train.provenance import code_version, machine
+from rag_train.provenance import code_version, machine, settings_hash
 from rag_train.training.masking import IGNORE, encode_segments
 
 SHIPPED = Path(__file__).parent / "checkpoint"
@@ -201,7 +201,7 @@ def pretrained(world: World, config: PretrainConfig, cache: Path, *, scratch: bo
     """
     recipe = {"world": asdict(world.config), "pretrain": asdict(config), "text": VERSION}
     recipe = json.loads(json.dumps(recipe))  # tuples become lists, as in the record
-    key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
+    key = settings_hash(recipe, 12)
     target = cache / key
     for directory in (target,) if scratch else (target, SHIPPED / "base"):
         if (directory / RECORD).is_file():

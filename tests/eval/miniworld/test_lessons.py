@@ -9,7 +9,8 @@ from pathlib import Path
 
 from support.fakes import Says
 
-from rag_train.eval.miniworld.lab import Lab, Settings, demo_recipe
+from rag_train.eval.demo.recipe import demo_recipe
+from rag_train.eval.miniworld.lab import Lab, Settings
 from rag_train.eval.miniworld.lessons import lessons, spaced
 from rag_train.miniworld.text import build_tokenizer
 from rag_train.schema import Segment, SFTRecord
