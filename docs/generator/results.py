@@ -799,6 +799,27 @@ def fresh_clones_table() -> str:
     return table(columns, rows, "ll")
 
 
+def fresh_demos_table() -> str:
+    """Return the time and memory of the demo in fresh clones."""
+    rows = [
+        [
+            f"`{run['command']}`",
+            run["machine"]["processor"],
+            number(run["install_seconds"] / 60, 1),
+            number(run["seconds"] / 60, 1),
+            number(run["peak_gib"], 1),
+        ]
+        for run in load("fresh_demos")["runs"]
+    ]
+    return table(["command", "processor, two cores", "installing, min", "demo, min", "memory, GiB"], rows, "ll")
+
+
+def fresh_atlas_demo() -> str:
+    """Return the minutes and the memory of the atlas' demo in the last fresh clone."""
+    run = [run for run in load("fresh_demos")["runs"] if "--atlas" in run["command"]][-1]
+    return f"{number(run['seconds'] / 60, 0)} minutes and {number(run['peak_gib'], 1)} GiB"
+
+
 def line_coverage() -> str:
     """Return the sentence on the lines of code that the last run executed."""
     [run] = [run for run in load("fresh_clones")["runs"] if "lines" in run]

@@ -54,20 +54,13 @@ def run(commit: str, busy: bool, coverage: bool = False) -> dict[str, Any]:
 
     With ``coverage``, the result also has the number of ``lines`` of code and the number of ``covered`` ones.
     """
-    with tempfile.TemporaryDirectory(prefix="fresh-clone-") as name, loops(cores() if busy else 0):
-        clone = Path(name) / "clone"
-        subprocess.run(["git", "clone", "--quiet", Path.cwd(), clone], check=True)
-        subprocess.run(["git", "checkout", "--quiet", commit], cwd=clone, check=True)
-        # A make that runs this benchmark must not pass its options on.
-        env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-        make: dict[str, Any] = {"cwd": clone, "capture_output": True, "env": env}
+    with fresh_clone(commit) as clone, loops(cores() if busy else 0):
         start = time.perf_counter()
-        subprocess.run(["make", ".venv/.ready"], check=True, **make)
+        make(clone, ".venv/.ready").check_returncode()
         installed = time.perf_counter() - start
         if coverage:
-            subprocess.run([".venv/bin/python", "-m", "pip", "install", "-q", "pytest-cov"], check=True, **make)
-            env["PYTEST_ADDOPTS"] = " ".join(COVERAGE)
-        tested = subprocess.run(["make", "test"], text=True, check=False, **make)
+            subprocess.run([".venv/bin/python", "-m", "pip", "install", "-q", "pytest-cov"], check=True, cwd=clone)
+        tested = make(clone, "test", **({"PYTEST_ADDOPTS": " ".join(COVERAGE)} if coverage else {}))
         seconds = time.perf_counter() - start
         lines = _lines(clone) if coverage else {}
     [*_, last] = tested.stdout.strip().splitlines()
@@ -76,6 +69,23 @@ def run(commit: str, busy: bool, coverage: bool = False) -> dict[str, Any]:
         console.print(tested.stdout[-5000:] + tested.stderr[-2000:], markup=False)
     result = {"busy": busy, "green": tested.returncode == 0, "seconds": seconds, "install_seconds": installed}
     return result | counts | lines
+
+
+@contextmanager
+def fresh_clone(commit: str) -> Iterator[Path]:
+    """Clone the repository at ``commit`` into an empty directory, which is deleted at the end of the block."""
+    with tempfile.TemporaryDirectory(prefix="fresh-clone-") as name:
+        clone = Path(name) / "clone"
+        subprocess.run(["git", "clone", "--quiet", Path.cwd(), clone], check=True)
+        subprocess.run(["git", "checkout", "--quiet", commit], cwd=clone, check=True)
+        yield clone
+
+
+def make(clone: Path, target: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Make a target in a clone. ``variables`` are set in its environment."""
+    # A make that runs this benchmark must not pass its options on.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return subprocess.run(["make", target], cwd=clone, env=env | variables, capture_output=True, text=True)
 
 
 def _lines(clone: Path) -> dict[str, int]:

@@ -1,13 +1,16 @@
-"""Tests in fresh clones: what is counted, and that the busy loops end."""
+"""Tests and demos in fresh clones: what is counted, and that the busy loops end."""
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from rag_train.eval.benchmarks import fresh_clones
+from rag_train.eval.benchmarks import fresh_clones, fresh_demos
+from tests.support.paths import ROOT
 
 MAKEFILE = """
 .venv/.ready:
@@ -18,16 +21,29 @@ test: .venv/.ready
 \t@test ! -e untracked && echo '3 passed, 1 skipped in 2s'; exit {code}
 """
 
+DEMO = """
+.venv/.ready:
+\tmkdir -p .venv/bin runs/demo && cp {results} runs/demo && cp /bin/true .venv/bin/rag-train
+"""
+
+
+@pytest.fixture
+def commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Commit a Makefile with the given text to a new repository, which becomes the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def commit(makefile: str) -> None:
+        (tmp_path / "Makefile").write_text(makefile)
+        git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+        for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+            subprocess.run([*git, *command], check=True)
+
+    return commit
+
 
 @pytest.mark.parametrize(("code", "green", "coverage"), [(0, True, False), (1, False, False), (0, True, True)])
-def test_runs_make_in_a_clone_of_the_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, green: bool, coverage: bool
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "Makefile").write_text(MAKEFILE.format(code=code))
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
-    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
-        subprocess.run([*git, *command], check=True)
+def test_runs_make_in_a_clone_of_the_commit(tmp_path: Path, commit, code: int, green: bool, coverage: bool):
+    commit(MAKEFILE.format(code=code))
     (tmp_path / "untracked").touch()
     found = fresh_clones.run("HEAD", busy=False, coverage=coverage)
     assert found["seconds"] >= found["install_seconds"] > 0
@@ -43,3 +59,14 @@ def test_loops_end(monkeypatch: pytest.MonkeyPatch):
         assert [process.poll() for process in started] == [None, None]
         raise KeyError
     assert all(process.poll() is not None for process in started)
+
+
+def test_every_demo_is_added(tmp_path: Path, commit, monkeypatch: pytest.MonkeyPatch):
+    commit(DEMO.format(results=ROOT / "docs/results/demo.json"))
+    monkeypatch.setattr(sys, "argv", ["fresh_demos", "--runs", "2", "--output", str(tmp_path)])
+    fresh_demos.main()
+    first, second = json.loads((tmp_path / fresh_demos.FILE).read_text())["runs"]
+    assert first["command"] == "rag-train demo"
+    assert first["install_seconds"] > 0 and first["seconds"] > 0
+    assert first["figures"] == second["figures"]
+    assert 0 < first["figures"]["deeprag, stage 2"]["em"] < 1
