@@ -816,8 +816,18 @@ def fresh_demos_table() -> str:
 
 def fresh_atlas_demo() -> str:
     """Return the minutes and the memory of the atlas' demo in the last fresh clone."""
-    run = [run for run in load("fresh_demos")["runs"] if "--atlas" in run["command"]][-1]
+    run = _fresh_atlas_demo()
     return f"{number(run['seconds'] / 60, 0)} minutes and {number(run['peak_gib'], 1)} GiB"
+
+
+def _fresh_atlas_demo() -> dict[str, Any]:
+    return [run for run in load("fresh_demos")["runs"] if "--atlas" in run["command"]][-1]
+
+
+def fresh_demos_parts() -> str:
+    """Return the minutes of the parts of the atlas' demo in the last fresh clone."""
+    run = _fresh_atlas_demo()
+    return table(["part", "minutes"], [[part, number(took / 60, 1)] for part, took in run["timings"].items()])
 
 
 def line_coverage() -> str:
