@@ -38,6 +38,9 @@ class StageRecipe:
     """dpo: weight of an additional imitation loss on the chosen snippet."""
     balance: bool = False
     """dpo: train on equally many pairs for each decision."""
+    threshold: float = 0.5
+    """Stages I and II: afterwards, DeepRAG retrieves if the probability of that decision is at least this value.
+    0.5 follows the model's own decisions. Other values need no new training; choose among them on dev questions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +77,6 @@ class DemoRecipe:
     """Imitation learning."""
     stage2: StageRecipe
     """Chain of calibration."""
-    threshold: float = 0.5
-    """After Stage II, DeepRAG searches if the probability of that decision is at least this value. 0.5 follows the
-    model's own decisions. Other values need no new training; choose among them on dev questions."""
     test_questions: int = 300
     """Multi-hop questions to answer."""
     split: Literal["dev", "test"] = "test"

@@ -129,13 +129,13 @@ async def run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) -> 
         finally:
             await engine.aclose()
 
-    async def answer(engine: VLLMEngine, stage: str, model: Path, strategies: Sequence[str]) -> None:
+    async def answer(
+        engine: VLLMEngine, stage: str, model: Path, strategies: Sequence[str], threshold: float = 0.5
+    ) -> None:
         with step(f"answering, {stage}"):
             for name in strategies:
                 kit = Kit(engine, retriever, instructions=name in world.instructed)
-                strategy = name
-                if (name, stage) == ("deeprag", LAST):
-                    strategy = f"deeprag,threshold={recipe.threshold}"
+                strategy = f"{name},threshold={threshold}" if name == "deeprag" else name
                 kept = Answers(folder / "answers", strategy, {"weights": weights_sha256(str(model))})
                 trajectories[f"{name}, {stage}"] = await kept.ask(kit, world.asked)
         for name in strategies:
@@ -175,11 +175,12 @@ async def run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) -> 
         records = await make_data(engine, "sft", folder / "coldstart", recipe.stage1)
     stage1 = train("sft", recipe.stage1, folder / "coldstart", records, "stage 1")
     async with serving(folder / "stage1") as engine:
-        await answer(engine, "stage 1", folder / "stage1", ["deeprag"])
+        await answer(engine, "stage 1", folder / "stage1", ["deeprag"], recipe.stage1.threshold)
         pairs = await make_data(engine, "pairs", folder / "stage1", recipe.stage2)
     stage2 = train("dpo", recipe.stage2, folder / "stage1", pairs, LAST)
     async with serving(folder / "stage2") as engine:
-        await answer(engine, LAST, folder / "stage2", ["deeprag", "deeprag-retrieve", "deeprag-parametric"])
+        strategies = ["deeprag", "deeprag-retrieve", "deeprag-parametric"]
+        await answer(engine, LAST, folder / "stage2", strategies, recipe.stage2.threshold)
     curves = [
         *world.curves,
         _curve("Cold start", cold, "loss"),
@@ -192,10 +193,11 @@ async def run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) -> 
 def folder_of(recipe: DemoRecipe, seed: int, work: Path) -> Path:
     """Return the folder in ``work`` of a seed's data and models, named by the recipe.
 
-    The name also depends on the version of the mini model's text. The threshold has no influence on data and
-    models.
+    The name also depends on the version of the mini model's text. Thresholds have no influence on data and models.
     """
-    keys = {name: value for name, value in asdict(recipe).items() if name != "threshold"}
+    keys = asdict(recipe)
+    for stage in ("cold_start", "stage1", "stage2"):
+        del keys[stage]["threshold"]
     if recipe.miniworld is not None:
         keys["text"] = VERSION
     return work / f"seed{seed}-{settings_hash(keys)}"

@@ -67,14 +67,17 @@ def asked_as(request: Request, settings: Settings) -> Request:
 
     Requests that would get the same answers to a question become equal.
     """
-    return request._replace(strategy=as_in_the_lab(request.strategy, settings), questions="")
+    return request._replace(strategy=as_in_the_lab(request, settings), questions="")
 
 
-def as_in_the_lab(strategy: str, settings: Settings) -> str:
-    """Return the strategy with the lab's settings, and without settings that have their default."""
-    name, *given = strategy.split(",")
+def as_in_the_lab(request: Request, settings: Settings) -> str:
+    """Return the request's strategy with the lab's settings, and without settings that have their default."""
+    name, *given = request.strategy.split(",")
     name = UNINSTRUCTED.get(name, name)
+    stages = {"stage1": settings.demo.stage1, "stage2": settings.demo.stage2}
+    stage = stages.get(request.model.partition("-")[0], settings.demo.cold_start)
     chosen = {
+        "deeprag": f"threshold={stage.threshold}",
         "flare": settings.flare,
         "dragin": settings.dragin,
         "self-rag": settings.self_rag,
@@ -95,4 +98,4 @@ def stored(lab: Lab, request: Request) -> Answers:
         "weights": [weights_sha256(str(lab.folder / name)) for name in names],
         "corpus": lab.index.corpus_sha256,
     }
-    return Answers(lab.folder / "answers", as_in_the_lab(request.strategy, lab.settings), settings)
+    return Answers(lab.folder / "answers", as_in_the_lab(request, lab.settings), settings)

@@ -71,7 +71,7 @@ class Settings:
     students: StageRecipe = STUDENTS
 
     def of_models(self) -> dict[str, Any]:
-        """Return the settings that determine the models."""
+        """Return the settings that determine the models, and the thresholds of DeepRAG's stages."""
         demo = asdict(self.demo)
         own = {"tokens": self.tokens, "few": self.few, "students": asdict(self.students), "text": VERSION}
         return {name: demo[name] for name in FROM_DEMO} | own

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from support.fakes import Found, Says
 
+from rag_train.eval.demo.recipe import demo_recipe
 from rag_train.eval.miniworld import answers
 from rag_train.eval.miniworld.answers import Request, as_in_the_lab, ask, stored
 from rag_train.eval.miniworld.lab import Settings
@@ -103,6 +105,10 @@ def test_other_weights_have_other_answers(lab: FakeLab, tmp_path: Path):
     assert stored(lab, request).missing(FIRST) == FIRST
 
 
+def in_the_lab(strategy: str, settings: Settings = LAB, model: str = "taught") -> str:
+    return as_in_the_lab(Request(model, strategy, ""), settings)
+
+
 @pytest.mark.parametrize(
     ("strategy", "asked"),
     [
@@ -117,14 +123,24 @@ def test_other_weights_have_other_answers(lab: FakeLab, tmp_path: Path):
     ],
 )
 def test_strategies_that_are_the_same_in_the_lab_have_one_name(strategy: str, asked: str):
-    assert as_in_the_lab(strategy, LAB) == asked
+    assert in_the_lab(strategy) == asked
 
 
 def test_the_labs_settings_are_those_of_the_strategies():
     other = Settings(flare="theta=0.4,beta=0.2", dragin="threshold=0.1", self_rag="threshold=0.6")
-    assert as_in_the_lab("flare", other) == "flare,theta=0.4,beta=0.2"
-    assert as_in_the_lab("flare,theta=0.6", other) == "flare,theta=0.6,beta=0.2"
-    assert as_in_the_lab("dragin", other) == "dragin,threshold=0.1"
-    assert as_in_the_lab("self-rag", other) == "self-rag,threshold=0.6"
-    names = {name: as_in_the_lab(name, LAB) for name in STRATEGIES}
+    assert in_the_lab("flare", other) == "flare,theta=0.4,beta=0.2"
+    assert in_the_lab("flare,theta=0.6", other) == "flare,theta=0.6,beta=0.2"
+    assert in_the_lab("dragin", other) == "dragin,threshold=0.1"
+    assert in_the_lab("self-rag", other) == "self-rag,threshold=0.6"
+    names = {name: in_the_lab(name) for name in STRATEGIES}
     assert {name for name, asked in names.items() if name != asked} == {"cot-retrieve", "fireact", "taare"}
+
+
+def test_deeprag_decides_at_the_threshold_of_its_stage():
+    demo = demo_recipe()
+    stages = {"stage1": replace(demo.stage1, threshold=0.3), "stage2": replace(demo.stage2, threshold=0.2)}
+    settings = Settings(demo=replace(demo, **stages))
+    models = ("taught", "stage1", "stage1-most", "stage2-all-nodes")
+    asked = [in_the_lab("deeprag", settings, model) for model in models]
+    assert asked == ["deeprag", "deeprag,threshold=0.3", "deeprag,threshold=0.3", "deeprag,threshold=0.2"]
+    assert in_the_lab("deeprag-retrieve", settings, "stage1") == "deeprag-retrieve"
