@@ -38,9 +38,17 @@ class StageRecipe:
     """dpo: weight of an additional imitation loss on the chosen snippet."""
     balance: bool = False
     """dpo: train on equally many pairs for each decision."""
-    threshold: float = 0.5
-    """Stages I and II: afterwards, DeepRAG retrieves if the probability of that decision is at least this value.
-    0.5 follows the model's own decisions. Other values need no new training; choose among them on dev questions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """Probabilities of retrieving from which DeepRAG retrieves, after each stage.
+
+    0.5 follows the model's own decisions. Other values need no new training; choose among them on dev questions.
+    """
+
+    stage1: float = 0.5
+    stage2: float = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +85,8 @@ class DemoRecipe:
     """Imitation learning."""
     stage2: StageRecipe
     """Chain of calibration."""
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    """When DeepRAG retrieves."""
     test_questions: int = 300
     """Multi-hop questions to answer."""
     split: Literal["dev", "test"] = "test"

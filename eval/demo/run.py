@@ -175,12 +175,12 @@ async def run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) -> 
         records = await make_data(engine, "sft", folder / "coldstart", recipe.stage1)
     stage1 = train("sft", recipe.stage1, folder / "coldstart", records, "stage 1")
     async with serving(folder / "stage1") as engine:
-        await answer(engine, "stage 1", folder / "stage1", ["deeprag"], recipe.stage1.threshold)
+        await answer(engine, "stage 1", folder / "stage1", ["deeprag"], recipe.thresholds.stage1)
         pairs = await make_data(engine, "pairs", folder / "stage1", recipe.stage2)
     stage2 = train("dpo", recipe.stage2, folder / "stage1", pairs, LAST)
     async with serving(folder / "stage2") as engine:
         strategies = ["deeprag", "deeprag-retrieve", "deeprag-parametric"]
-        await answer(engine, LAST, folder / "stage2", strategies, recipe.stage2.threshold)
+        await answer(engine, LAST, folder / "stage2", strategies, recipe.thresholds.stage2)
     curves = [
         *world.curves,
         _curve("Cold start", cold, "loss"),
@@ -195,9 +195,7 @@ def folder_of(recipe: DemoRecipe, seed: int, work: Path) -> Path:
 
     The name also depends on the version of the mini model's text. Thresholds have no influence on data and models.
     """
-    keys = asdict(recipe)
-    for stage in ("cold_start", "stage1", "stage2"):
-        del keys[stage]["threshold"]
+    keys = {name: value for name, value in asdict(recipe).items() if name != "thresholds"}
     if recipe.miniworld is not None:
         keys["text"] = VERSION
     return work / f"seed{seed}-{settings_hash(keys)}"

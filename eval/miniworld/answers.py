@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import NamedTuple
 
 from rag_train.eval.matrix.answers import Answers, digest, needs_attention
@@ -74,15 +75,15 @@ def as_in_the_lab(request: Request, settings: Settings) -> str:
     """Return the request's strategy with the lab's settings, and without settings that have their default."""
     name, *given = request.strategy.split(",")
     name = UNINSTRUCTED.get(name, name)
-    stages = {"stage1": settings.demo.stage1, "stage2": settings.demo.stage2}
-    stage = stages.get(request.model.partition("-")[0], settings.demo.cold_start)
+    thresholds, stage = asdict(settings.demo.thresholds), request.model.partition("-")[0]
     chosen = {
-        "deeprag": f"threshold={stage.threshold}",
         "flare": settings.flare,
         "dragin": settings.dragin,
         "self-rag": settings.self_rag,
         "taare": f"today={TODAY}",
     }
+    if stage in thresholds:
+        chosen["deeprag"] = f"threshold={thresholds[stage]}"
     own = chosen[name].split(",") if name in chosen else []
     pairs = dict(pair.split("=", 1) for pair in [*own, *given])
     values, defaults = parse_strategy(",".join([name, *own, *given]))[1], default_settings(name)

@@ -71,7 +71,7 @@ class Settings:
     students: StageRecipe = STUDENTS
 
     def of_models(self) -> dict[str, Any]:
-        """Return the settings that determine the models, and the thresholds of DeepRAG's stages."""
+        """Return the settings that determine the models."""
         demo = asdict(self.demo)
         own = {"tokens": self.tokens, "few": self.few, "students": asdict(self.students), "text": VERSION}
         return {name: demo[name] for name in FROM_DEMO} | own
@@ -84,7 +84,8 @@ class Settings:
     def recorded(self) -> dict[str, Any]:
         """Return the settings as results and the protocol have them."""
         names = ("split", "questions", "flare", "dragin", "self_rag", "models")
-        return {name: getattr(self, name) for name in names} | self.of_models()
+        thresholds = {f"deeprag_{stage}": f"threshold={of}" for stage, of in asdict(self.demo.thresholds).items()}
+        return {name: getattr(self, name) for name in names} | thresholds | self.of_models()
 
 
 class Lab:

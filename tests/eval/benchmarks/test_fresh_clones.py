@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
 from rag_train.eval.benchmarks import fresh_clones, fresh_demos
-from tests.support.paths import ROOT
 
 MAKEFILE = """
 .venv/.ready:

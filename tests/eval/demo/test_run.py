@@ -37,4 +37,4 @@ def test_another_threshold_keeps_data_and_models():
         recipe = load_recipe(DemoRecipe, PACKAGE / "recipes/demo_atlas.yaml", list(overrides))
         return folder_of(recipe, 0, Path()).name
 
-    assert key() == key("stage2.threshold=0.3") != key("stage2.beta=0.1")
+    assert key() == key("thresholds.stage2=0.3") != key("stage2.beta=0.1")

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from support.fakes import Found, Says
 
-from rag_train.eval.demo.recipe import demo_recipe
+from rag_train.eval.demo.recipe import Thresholds, demo_recipe
 from rag_train.eval.miniworld import answers
 from rag_train.eval.miniworld.answers import Request, as_in_the_lab, ask, stored
 from rag_train.eval.miniworld.lab import Settings
@@ -137,9 +137,7 @@ def test_the_labs_settings_are_those_of_the_strategies():
 
 
 def test_deeprag_decides_at_the_threshold_of_its_stage():
-    demo = demo_recipe()
-    stages = {"stage1": replace(demo.stage1, threshold=0.3), "stage2": replace(demo.stage2, threshold=0.2)}
-    settings = Settings(demo=replace(demo, **stages))
+    settings = Settings(demo=replace(demo_recipe(), thresholds=Thresholds(stage1=0.3, stage2=0.2)))
     models = ("taught", "stage1", "stage1-most", "stage2-all-nodes")
     asked = [in_the_lab("deeprag", settings, model) for model in models]
     assert asked == ["deeprag", "deeprag,threshold=0.3", "deeprag,threshold=0.3", "deeprag,threshold=0.2"]
