@@ -144,8 +144,7 @@ def open_seed(models: Path, seed: int, options: argparse.Namespace) -> DemoSeed:
         UserError: if there are fewer questions than ``questions`` or ``answers``.
     """
     from rag_train.eval.demo.recipe import MiniWorldRecipe, demo_recipe
-    from rag_train.eval.demo.world import training_questions
-    from rag_train.eval.miniworld.lab import multi_hop
+    from rag_train.eval.miniworld.lab import multi_hop, training_questions
     from rag_train.miniworld.world import World, known_subqueries
     from rag_train.retrieval.batching import AsyncRetriever
     from rag_train.retrieval.index.bm25_build import build_bm25
@@ -157,8 +156,7 @@ def open_seed(models: Path, seed: int, options: argparse.Namespace) -> DemoSeed:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "index").exists():
         build_bm25(world.corpus(), folder / "index")
-    _, stages = training_questions(world, demo)
-    seen = {question.question for question in stages[: demo.stage1.questions + demo.stage2.questions]}
+    seen = {question.question for question in training_questions(world, demo).stage1}
     left = [question for question in multi_hop(world.questions("train")) if question.question not in seen]
     asked = multi_hop(world.questions(options.split))
     for name, found in (("questions", left), ("answers", asked)):

@@ -13,7 +13,7 @@ from typing import Any
 from rag_train.atlas.facts import share
 from rag_train.data_synth.deeprag.cold_start import ColdStartConfig
 from rag_train.eval.demo.recipe import AtlasRecipe, DemoRecipe, MiniWorldRecipe
-from rag_train.eval.miniworld.lab import COMPARISONS_TAUGHT, chains, multi_hop
+from rag_train.eval.miniworld.lab import chains, multi_hop, training_questions
 from rag_train.eval.miniworld.lessons import PLAIN
 from rag_train.eval.pages.results import Curve, Series
 from rag_train.formats import deeprag, reader
@@ -49,7 +49,7 @@ class DemoWorld:
     Attributes:
         index: retriever of the corpus.
         cold: training questions of the cold start.
-        train: other training questions, of which Stage I and Stage II take their own.
+        train: training questions of Stage I and then of Stage II.
         asked: questions to answer.
         model: directory of the starting model.
         known: measures or looks up what the model behind an engine knows of the facts in ``asked``; the second
@@ -108,11 +108,11 @@ def _open_miniworld(
         with_words(base, [MARKERS], temporary)
         shutil.rmtree(extended, ignore_errors=True)
         temporary.rename(extended)
-    cold, train = training_questions(world, recipe)
+    questions = training_questions(world, recipe)
     return DemoWorld(
         index=BM25Index.build(world.corpus()),
-        cold=cold,
-        train=train,
+        cold=questions.cold_start,
+        train=questions.stage1 + questions.stage2,
         asked=multi_hop(world.questions(recipe.split))[: recipe.test_questions],
         model=extended,
         known=known,
@@ -120,15 +120,6 @@ def _open_miniworld(
         chat_template=PLAIN,
         curves=[curve],
     )
-
-
-def training_questions(world: World, recipe: DemoRecipe) -> tuple[list[Question], list[Question]]:
-    """Return the mini world's questions for the cold start, and those for Stage I and Stage II.
-
-    Without the few comparisons (6%), the stages forget how to answer comparisons.
-    """
-    lessons = world.questions("lessons", comparisons=COMPARISONS_TAUGHT)
-    return lessons[: recipe.cold_start.questions], multi_hop(world.questions("train"))
 
 
 def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path) -> DemoWorld:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rag_train.eval.demo.recipe import DemoRecipe, StageRecipe, demo_recipe
 from rag_train.llm.base import LLM
@@ -115,9 +115,8 @@ class Lab:
 
     def lessons(self) -> list[Question]:
         """Return the questions whose examples teach every method."""
-        count = self.settings.demo.cold_start.questions
-        questions = self.world.questions("lessons", comparisons=COMPARISONS_TAUGHT)
-        return questions[:count] + self.world.compounds("lessons", count // COMPOUND)
+        questions = training_questions(self.world, self.settings.demo).cold_start
+        return questions + self.world.compounds("lessons", len(questions) // COMPOUND)
 
     def multi_hop(self, split: str) -> list[Question]:
         """Return the questions of a split that take more than one hop."""
@@ -125,10 +124,7 @@ class Lab:
 
     def searched(self, stage: str) -> list[Question]:
         """Return the training questions of DeepRAG's ``stage1`` or ``stage2``."""
-        demo, training = self.settings.demo, self.multi_hop("train")
-        if stage == "stage1":
-            return training[: demo.stage1.questions]
-        return training[demo.stage1.questions :][: demo.stage2.questions]
+        return getattr(training_questions(self.world, self.settings.demo), stage)
 
     def kit(self, llm: LLM, models: Mapping[str, LLM] | None = None) -> Kit:
         """Return a strategy's kit over this seed's retrievers; ``models`` are the roles' own models."""
@@ -137,6 +133,28 @@ class Lab:
     def serve(self, model: Path) -> aclosing[VLLMEngine]:
         """Serve a checkpoint with vLLM until the end of the ``async with`` block."""
         return aclosing(VLLMEngine.start(str(model), dtype="float32", seed=self.seed, kv_cache_bytes=2**29))
+
+
+class TrainingQuestions(NamedTuple):
+    """The training questions of the cold start and of DeepRAG's stages."""
+
+    cold_start: list[Question]
+    stage1: list[Question]
+    stage2: list[Question]
+
+
+def training_questions(world: World, recipe: DemoRecipe) -> TrainingQuestions:
+    """Return a world's training questions, in the numbers of the recipe.
+
+    Stage II asks about other films and people than Stage I. On the facts of its own questions, Stage I's decisions
+    are fitted already, so that nothing would be left to correct. Both stages have few comparisons (6%); without
+    them, they would forget how to answer comparisons.
+    """
+    lessons = world.questions("lessons", comparisons=COMPARISONS_TAUGHT)[: recipe.cold_start.questions]
+    seen = {question.question for question in lessons}
+    fresh = [question for question in multi_hop(world.questions("lessons")) if question.question not in seen]
+    stage1 = multi_hop(world.questions("train"))[: recipe.stage1.questions]
+    return TrainingQuestions(lessons, stage1, fresh[: recipe.stage2.questions])
 
 
 def multi_hop(questions: Iterable[Question]) -> list[Question]:

@@ -11,7 +11,7 @@ from rag_train.atlas.facts import Atlas
 from rag_train.atlas.questions import home, questions
 from rag_train.eval.demo import world as worlds
 from rag_train.eval.demo.recipe import DemoRecipe
-from rag_train.eval.demo.world import MARKERS, PARTS, as_mixed, one_answer, open_world, part, training_questions
+from rag_train.eval.demo.world import MARKERS, PARTS, as_mixed, one_answer, open_world, part
 from rag_train.formats import deeprag, reader
 from rag_train.llm.checkpoint import load_tokenizer
 from rag_train.miniworld.pretrain import RECORD, PretrainConfig, build_model
@@ -22,19 +22,6 @@ from rag_train.schema import Decision, Passage, Step
 from rag_train.working_files import PACKAGE
 
 RECIPE = PACKAGE / "recipes/demo.yaml"
-
-
-def test_stages_in_the_mini_world_have_questions_of_their_own(mini_world: World):
-    recipe = load_recipe(DemoRecipe, RECIPE)
-    cold, left = training_questions(mini_world, recipe)
-    first, second = recipe.stage1.questions, recipe.stage2.questions
-    stages = [cold, left[:first], left[first : first + second]]
-    assert [len(asked) for asked in stages] == [recipe.cold_start.questions, first, second]
-    assert len({question.question for asked in stages for question in asked}) == sum(map(len, stages))
-    assert {question.hops for question in cold} == {1, 2, 3, 4}
-    assert {question.hops for question in left} == {2, 3, 4}
-    assert 1 / 8 < sum(question.type != "chain" for question in cold) / len(cold) < 2 / 5
-    assert 0.03 < sum(question.type != "chain" for question in left) / len(left) < 0.1
 
 
 def test_every_line_of_a_transcript_begins_with_a_marker():

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rag_train.eval.miniworld.lab import QUESTION_SETS, Lab, Settings, draw
+from rag_train.eval.demo.recipe import demo_recipe
+from rag_train.eval.miniworld.lab import QUESTION_SETS, Lab, Settings, draw, training_questions
 from rag_train.miniworld.world import World, subquery
 from rag_train.schema import Question
 
@@ -57,13 +58,23 @@ def test_lessons_are_of_all_kinds_and_about_films_and_people_of_their_own(tmp_pa
     assert {lab.world.split[question.decomposition[0].entity] for question in lessons} == {"lessons"}
 
 
-def test_each_stage_searches_its_own_questions_as_many_as_in_the_demo(tmp_path: Path):
-    lab = Lab(0, Settings(work=tmp_path))
-    first, second = lab.searched("stage1"), lab.searched("stage2")
-    assert len({question.id for question in first + second}) == len(first) + len(second)
-    demo = lab.settings.demo
-    assert (len(first), len(second)) == (demo.stage1.questions, demo.stage2.questions)
-    assert {lab.world.split[question.decomposition[0].entity] for question in first + second} == {"train"}
+def test_stages_have_questions_of_their_own(mini_world: World):
+    recipe = demo_recipe()
+    stages = training_questions(mini_world, recipe)
+    sizes = [recipe.cold_start.questions, recipe.stage1.questions, recipe.stage2.questions]
+    assert [len(asked) for asked in stages] == sizes
+    assert len({question.question for asked in stages for question in asked}) == sum(sizes)
+    assert {question.hops for question in stages.cold_start} == {1, 2, 3, 4}
+    assert 1 / 8 < comparisons(stages.cold_start) < 2 / 5
+    for asked, split in ((stages.stage1, "train"), (stages.stage2, "lessons")):
+        assert {question.hops for question in asked} == {2, 3, 4}
+        assert {mini_world.split[question.decomposition[0].entity] for question in asked} == {split}
+        assert 0.03 < comparisons(asked) < 0.1
+
+
+def comparisons(questions: list[Question]) -> float:
+    """Return the share of comparisons."""
+    return sum(question.type != "chain" for question in questions) / len(questions)
 
 
 def test_the_folder_is_named_by_what_determines_the_models(tmp_path: Path):
