@@ -1,6 +1,7 @@
 """The exceptions for mistakes that the user can correct, and for failures of services."""
 
 import re
+from pathlib import Path
 
 
 def masked(text: str) -> str:
@@ -34,6 +35,15 @@ class OneProcessError(UserError):
     """An error of a single process of a distributed launch, which no other process reports."""
 
 
+def install_command(extra: str = "") -> str:
+    """Return the command that installs this package with an optional extra: from its source, where there is one."""
+    source = Path(__file__).resolve().parents[1]
+    extras = f"[{extra}]" if extra else ""
+    if not (source / "pyproject.toml").exists():
+        return f'pip install "rag-train{extras}"'
+    return f'pip install -e "{"." if source == Path.cwd() else source}{extras}"'
+
+
 def not_installed(error: ImportError, extra: str = "retrieval") -> UserError:
     """Return the error to raise if a package of the optional ``extra`` cannot be imported."""
-    return UserError(f'{error.name} is not installed; run pip install "rag-train[{extra}]"')
+    return UserError(f"{error.name} is not installed; run {install_command(extra)}")

