@@ -128,6 +128,17 @@ CATALOGUE = {
             _parquet("test.jsonl", "data/test-00000-of-00001.parquet"),
         ),
     ),
+    "commonsenseqa": DataSet(
+        "CommonsenseQA",
+        "tau/commonsense_qa",
+        "94630fe30dad47192a8546eb75f094926d47e155",
+        "MIT",
+        None,
+        (
+            _parquet("train.jsonl", "data/train-00000-of-00001.parquet"),
+            _parquet("dev.jsonl", "data/validation-00000-of-00001.parquet"),
+        ),
+    ),
     "strategyqa": DataSet(
         "StrategyQA",
         "voidful/StrategyQA",
