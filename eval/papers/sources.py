@@ -155,13 +155,13 @@ class MiniWorldSource:
             "questions and a sixth as many compound ones. DeepRAG's part is its cold start, whose decisions are "
             "random. The rows show how well a method works when its modules are followed, not how well a model "
             "follows prompts.",
-            "DeepRAG's stages start from there. They are trained on the results of its search, as in the paper, of "
-            f"{settings.demo.stage1.questions:,} and {settings.demo.stage2.questions:,} questions about films and "
-            "people that no lesson mentions, with the settings of the demo. The student was "
-            f"taught with {settings.few:,} tokens a method. It represents DualRAG's small model, and is fine-tuned "
-            f"on what the taught model makes of {settings.students.questions} such questions; so is PlanRAG's "
-            "planner. CoT* and CoT-Retrieve* are trained as DeepRAG's Stage I, on its trajectories as chains of "
-            "thought.",
+            "DeepRAG's stages start from there. They are trained on the results of its search, as in the paper, "
+            f"with the settings of the demo: Stage I of {settings.demo.stage1.questions:,} questions about films "
+            f"and people that no lesson mentions, Stage II of {settings.demo.stage2.questions:,} other questions "
+            f"about those of the lessons. The student was taught with {settings.few:,} tokens a method. It "
+            "represents DualRAG's small model, and is fine-tuned on what the taught model makes of "
+            f"{settings.students.questions} of Stage I's questions; so is PlanRAG's planner. CoT* and "
+            "CoT-Retrieve* are trained as DeepRAG's Stage I, on its trajectories as chains of thought.",
             "The sparse and the dense searcher are both BM25 (with and without Lucene's query syntax), because in "
             "the mini world words are the only meaning. Nothing is on the web. The proxy for what a model knows "
             "(DeepRAG, Table 3) is the taught model's CoT.",
