@@ -5,7 +5,7 @@ export TOKENIZERS_PARALLELISM := false
 # Compiling the tests takes longer than most of them: Python keeps the compiled files, also where it is told not to.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-seeds atlas-seeds real strategies teacher-data mini-model fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-rollouts bench-resume bench-outage bench-training bench-real bench-hostile bench-memory bench-attention bench-retrieval retrievers attack audit lock docs clean bench-scale first-hour first-lines tutorial notebook
+.PHONY: help demo demo-seeds atlas-seeds real strategies teacher-data mini-model fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-rollouts bench-resume bench-outage bench-training bench-real bench-hostile bench-memory bench-attention bench-gpu bench-retrieval retrievers attack audit lock docs clean bench-scale first-hour first-lines tutorial notebook
 
 help:
 	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
@@ -32,6 +32,7 @@ help:
 	@echo "make bench-hostile   most calls and retrievals of every strategy against hostile models"
 	@echo "make bench-memory    the memory estimate of training compared with measured peaks, and that of 5,000 rows"
 	@echo "make bench-attention the choices of attention over trees compared at the width of a 7B model"
+	@echo "make bench-gpu       trainings of 7B and 1.5B models on a GPU, compared with the plans of --dry-run"
 	@echo "make bench-rollouts  Stage III's rollouts compared with one batch, and the shares of a step"
 	@echo "make bench-training  calibration and imitation on trees compared with TRL's trainers"
 	@echo "make bench-real      training and generation on a real model, compared with TRL and vLLM's own benchmark"
@@ -163,6 +164,9 @@ bench-memory: .venv/.ready
 
 bench-attention: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.attention
+
+bench-gpu: .venv/.ready
+	$(BIN)/python -m rag_train.eval.benchmarks.gpu
 
 bench-retrieval: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.retrieval --data $(DATA) --model $(MODEL)

@@ -38,7 +38,7 @@ WARM_UP, STEPS = 5, 10
 """Optimizer steps before and during the measurement."""
 
 
-class _Clock(TrainerCallback):
+class Clock(TrainerCallback):
     def __init__(self) -> None:
         self.ticks: list[float] = []
 
@@ -96,7 +96,7 @@ def _step_seconds(shape: dict[str, int], *, adapters: bool) -> float:
     for _ in range(EXAMPLES * (WARM_UP + STEPS)):
         ids = torch.randint(0, shape["vocab_size"], (LENGTH,), generator=generator).tolist()
         rows.append({"input_ids": ids, "labels": [IGNORE] * (LENGTH // 2) + ids[LENGTH // 2 :]})
-    clock = _Clock()
+    clock = Clock()
     dataset = packed_rows(rows, EXAMPLES * LENGTH, 0)
     PackedTrainer(model=model, args=args, train_dataset=dataset, callbacks=[clock]).train()
     ticks = clock.ticks[WARM_UP - 1 :]

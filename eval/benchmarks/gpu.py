@@ -1,0 +1,156 @@
+"""What trainings take on a GPU, compared with the plans of --dry-run (make bench-gpu).
+
+Models of the shapes of Qwen2.5-7B and 1.5B, with random weights, are trained in both stages: with adapters, 4-bit
+weights or all parameters, on trees or pairs, and with each choice of attention. Each training has a process of its
+own and runs for two epochs; the second is measured, when all kernels are compiled. Peak memory and time are
+compared with the plan's estimates, and the plan's operations with the device's peak. A training that fails is
+recorded with its error. Writes bench_gpu.json after each training.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rag_train.eval.benchmarks.common import CONTROLLER, benchmark_parser
+from rag_train.eval.benchmarks.training import in_new_process, shaped
+from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
+
+if TYPE_CHECKING:
+    from rag_train.training.plan import Plan
+
+EXAMPLES, TRAJECTORIES = 200, 12
+"""Examples of imitation, and trajectories of pairs in the papers' shape."""
+SHARED: dict[str, Any] = {"vocab_size": 152064, "num_hidden_layers": 28, "tie_word_embeddings": False}
+MODELS: dict[str, dict[str, Any]] = {
+    "7B": SHARED
+    | {"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4},
+    "1.5B": SHARED
+    | {"hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12, "num_key_value_heads": 2}
+    | {"vocab_size": 151936, "tie_word_embeddings": True},
+}
+"""Configurations of the Qwen2.5 models."""
+PACKED: dict[str, Any] = {"stage": "sft", "sft": SFTRecipe(pack_tokens=8192), "batch_size": 1}
+TREE: dict[str, Any] = {"stage": "dpo", "dpo": DPORecipe(layout="tree"), "batch_size": 8}
+PAIRS: dict[str, Any] = {"stage": "dpo", "dpo": DPORecipe(layout="pairs"), "batch_size": 2}
+ADAPTERS: dict[str, Any] = {"lora": LoraRecipe(r=16, merge=False)}
+TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "7B, imitation, adapters": ("7B", PACKED | ADAPTERS),
+    "7B, calibration on trees, adapters": ("7B", TREE | ADAPTERS),
+    "7B, calibration on pairs, adapters": ("7B", PAIRS | ADAPTERS),
+    "1.5B, imitation, all parameters": ("1.5B", PACKED),
+    "1.5B, calibration on trees, all parameters": ("1.5B", TREE),
+    "7B, imitation, adapters, 4-bit": ("7B", PACKED | ADAPTERS | {"quantize": "4bit"}),
+    "7B, calibration on trees, adapters, sliced attention": ("7B", TREE | ADAPTERS | {"attention": "sliced"}),
+    "7B, calibration on trees, adapters, SDPA": ("7B", TREE | ADAPTERS | {"attention": "sdpa"}),
+}
+"""Model and recipe keys of each training, the most important first."""
+
+
+def main() -> None:
+    options = benchmark_parser(__doc__).parse_args()
+
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit("error: no GPU was found; this benchmark compares the plans of trainings with a GPU")
+
+    from rag_train.progress import console
+    from rag_train.provenance import save_result
+
+    found: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
+        work = Path(name)
+        data = examples(work)
+        for training, (model, keys) in TRAININGS.items():
+            try:
+                if not (work / model).exists():
+                    in_new_process(build, MODELS[model], work / model)
+                found[training] = in_new_process(measure, recipe(work / model, data, keys), work / "run")
+            except Exception as error:  # the other trainings are still worth measuring
+                found[training] = {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"}
+            console.print(f"{training}: {found[training]}", markup=False)
+            device = torch.cuda.get_device_name()
+            save_result(options.output / "bench_gpu.json", {"device": device, "trainings": found})
+
+
+def examples(work: Path) -> dict[str, Path]:
+    """Write the training data of both stages, and return their files by stage."""
+    from rag_train.eval.benchmarks.scale import trajectories
+    from rag_train.files import write_records
+
+    write_records(work / "sft.jsonl", trajectories(EXAMPLES))
+    return {"sft": work / "sft.jsonl", "dpo": shaped(work / "dpo.jsonl", TRAJECTORIES)}
+
+
+def build(sizes: dict[str, Any], directory: Path) -> None:
+    """Write a Qwen2 model of these sizes with random weights, and the mini model's tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    from rag_train.llm.checkpoint import load_tokenizer
+
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        config: Any = Qwen2Config.from_dict(sizes)
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(directory)
+    load_tokenizer(str(CONTROLLER)).save_pretrained(directory)
+
+
+def recipe(model: Path, data: dict[str, Path], keys: dict[str, Any]) -> TrainRecipe:
+    """Return the recipe of a training with bf16 and recomputed activations."""
+    return TrainRecipe(
+        **keys,
+        model=str(model),
+        data=data[keys["stage"]],
+        output_dir=str(model.parent / "run"),
+        precision="bf16",
+        gradient_checkpointing=True,
+        max_tokens=4096,
+        lr=1e-5,
+        epochs=2,
+    )
+
+
+def measure(recipe: TrainRecipe, folder: Path) -> dict[str, float | None]:
+    """Train for two epochs without saving, and return the second epoch's time, the peak memory, and the plan's.
+
+    Seconds are those of an optimizer step; memory is in bytes, None on a CPU. ``share`` is the share of the
+    device's peak that the plan's operations reached, None if the device's speed is not known.
+    """
+    import torch
+
+    from rag_train.eval.benchmarks.utilisation import Clock
+    from rag_train.training.plan import plan
+    from rag_train.training.run import build_trainer, load_data, quiet_libraries
+
+    quiet_libraries()
+    tokenizer, rows, report = load_data(recipe)
+    planned = plan(recipe, rows, report)
+    trainer, clock = build_trainer(planned.recipe, rows, tokenizer, folder), Clock()
+    trainer.args.save_strategy = "no"
+    trainer.add_callback(clock)
+    trainer.train()
+    second = clock.ticks[len(clock.ticks) // 2 - 1 :]
+    seconds, device = second[-1] - second[0], planned.device
+    return {
+        "steps": len(second) - 1,
+        "seconds": seconds / (len(second) - 1),
+        "tokens_per_second": planned.epoch.tokens / seconds,
+        "share": epoch_operations(planned) / seconds / device.peak if device else None,
+        "memory": torch.cuda.max_memory_reserved() if torch.cuda.is_available() else None,
+        "planned_memory": planned.memory.total,
+    }
+
+
+def epoch_operations(planned: Plan) -> float:
+    """Return the operations of one epoch, without those of the reference, which are before the first."""
+    one, two = (replace(planned, recipe=replace(planned.recipe, epochs=epochs)) for epochs in (1, 2))
+    return two.operations - one.operations
+
+
+if __name__ == "__main__":
+    main()
