@@ -218,12 +218,12 @@ class World:
 
         If ``facts`` is given, the passage states these facts instead of the mentioned facts of the world.
         """
-        if facts is None:
-            facts = {fact: value for fact, value in self.facts.items() if fact in self.mentioned}
+        told, values = (self.mentioned, self.facts) if facts is None else (facts, facts)
         kind = self.type_of(entity)
         sentences = [f"{entity} is a {kind}."]
-        told = [r for r in self.relations_of(kind) if (entity, r) in facts]
-        sentences += [statement(r, entity, facts[entity, r]) for r in told]
+        sentences += [
+            statement(r, entity, values[entity, r]) for r in self.relations_of(kind) if (entity, r) in told
+        ]
         return Passage(id=f"{kind}-{entity}", title=entity, text=" ".join(sentences))
 
     def corpus(self) -> list[Passage]:

@@ -14,6 +14,8 @@ import pytest
 from rag_train.errors import UserError
 from rag_train.eval.benchmarks.common import stage3_recipe
 from rag_train.eval.benchmarks.stage3 import models_of, open_seed, settings_of, trained
+from rag_train.eval.demo.recipe import demo_recipe
+from rag_train.eval.miniworld.lab import multi_hop
 from rag_train.miniworld.world import World
 from rag_train.training import run
 from rag_train.training.checkpoints import _mark
@@ -37,16 +39,17 @@ def test_says_how_missing_models_are_made(tmp_path: Path, split: str, command: s
 def test_a_seed_has_as_many_questions_as_are_asked_for(
     tmp_path: Path, mini_world: World, monkeypatch: pytest.MonkeyPatch
 ):
-    """The world has more than the demo answers."""
+    """The world has more than the demo answers: those that Stage I has not searched are left for training."""
+    left = len(multi_hop(mini_world.questions("train"))) - demo_recipe().stage1.questions
     monkeypatch.setattr("rag_train.miniworld.world.World", lambda config: mini_world)
     monkeypatch.setattr("rag_train.retrieval.open.open_retriever", lambda place: None)
     (tmp_path / "demo/index").mkdir(parents=True)
-    options = argparse.Namespace(work=tmp_path, split="dev", questions=860, answers=1160)
+    options = argparse.Namespace(work=tmp_path, split="dev", questions=left, answers=1160)
     seed = open_seed(Path("demo"), 0, options)
-    assert (len(seed.training), len(seed.questions)) == (860, 1160)
+    assert (len(seed.training), len(seed.questions)) == (left, 1160)
     assert not {q.question for q in seed.training} & {q.question for q in seed.questions}
-    options.questions = 861
-    with pytest.raises(UserError, match=r"^--questions 861: seed 0 has 860; give at most that number"):
+    options.questions = left + 1
+    with pytest.raises(UserError, match=f"^--questions {left + 1}: seed 0 has {left}; give at most that number"):
         open_seed(Path("demo"), 0, options)
 
 
