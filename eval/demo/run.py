@@ -8,7 +8,6 @@ other run. Steps that were completed earlier under the same recipe are read from
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import math
 import time
@@ -118,7 +117,6 @@ async def run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) -> 
     known: Known = {}
     trajectories: dict[str, list[Trajectory]] = {}
     summaries: list[RunSummary] = []
-    questions = iter(world.train)
 
     @asynccontextmanager
     async def serving(model: Path) -> AsyncIterator[VLLMEngine]:
@@ -151,12 +149,11 @@ async def run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) -> 
                 )
             )
 
-    async def make_data(engine: VLLMEngine, data: Data, model: Path, settings: StageRecipe) -> Path:
-        sample = world.cold if data == "cold_start" else list(itertools.islice(questions, settings.questions))
+    async def make_data(engine: VLLMEngine, data: Data, model: Path, questions: list[Question]) -> Path:
         output, corpus = folder / f"{data}.jsonl", world.index.corpus_sha256
         more = {"search": recipe.search, "cold_start": world.cold_start}
         with step(f"data, {data}"):
-            return await search(data, model, sample, output, seed, engine, retriever, corpus, **more)
+            return await search(data, model, questions, output, seed, engine, retriever, corpus, **more)
 
     def train(stage: Stage, settings: StageRecipe, model: Path, data: Path, name: str) -> TrainResult:
         with step(f"training, {name}"):
@@ -167,16 +164,16 @@ async def run_seed(recipe: DemoRecipe, seed: int, work: Path, scratch: bool) -> 
             engine.tokenizer.chat_template = world.chat_template
         with step("knowledge"):
             known |= await world.known(engine, folder / "known.jsonl")
-        records = await make_data(engine, "cold_start", world.model, recipe.cold_start)
+        records = await make_data(engine, "cold_start", world.model, world.training.cold_start)
     cold = train("sft", recipe.cold_start, world.model, records, FIRST)
     async with serving(folder / "coldstart") as engine:
         baselines = [*world.instructed, "direct", "rag"]
         await answer(engine, FIRST, folder / "coldstart", [*baselines, "deeprag", "deeprag-retrieve"])
-        records = await make_data(engine, "sft", folder / "coldstart", recipe.stage1)
+        records = await make_data(engine, "sft", folder / "coldstart", world.training.stage1)
     stage1 = train("sft", recipe.stage1, folder / "coldstart", records, "stage 1")
     async with serving(folder / "stage1") as engine:
         await answer(engine, "stage 1", folder / "stage1", ["deeprag"], recipe.thresholds.stage1)
-        pairs = await make_data(engine, "pairs", folder / "stage1", recipe.stage2)
+        pairs = await make_data(engine, "pairs", folder / "stage1", world.training.stage2)
     stage2 = train("dpo", recipe.stage2, folder / "stage1", pairs, LAST)
     async with serving(folder / "stage2") as engine:
         strategies = ["deeprag", "deeprag-retrieve", "deeprag-parametric"]

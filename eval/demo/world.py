@@ -13,7 +13,7 @@ from typing import Any
 from rag_train.atlas.facts import share
 from rag_train.data_synth.deeprag.cold_start import ColdStartConfig
 from rag_train.eval.demo.recipe import AtlasRecipe, DemoRecipe, MiniWorldRecipe
-from rag_train.eval.miniworld.lab import chains, multi_hop, training_questions
+from rag_train.eval.miniworld.lab import TrainingQuestions, chains, multi_hop, training_questions
 from rag_train.eval.miniworld.lessons import PLAIN
 from rag_train.eval.pages.results import Curve, Series
 from rag_train.formats import deeprag, reader
@@ -48,8 +48,7 @@ class DemoWorld:
 
     Attributes:
         index: retriever of the corpus.
-        cold: training questions of the cold start.
-        train: training questions of Stage I and then of Stage II.
+        training: training questions of the cold start and of both stages.
         asked: questions to answer.
         model: directory of the starting model.
         known: measures or looks up what the model behind an engine knows of the facts in ``asked``; the second
@@ -62,8 +61,7 @@ class DemoWorld:
     """
 
     index: BM25Index
-    cold: list[Question]
-    train: list[Question]
+    training: TrainingQuestions
     asked: list[Question]
     model: Path
     known: Callable[[LLM, Path], Awaitable[Known]]
@@ -108,11 +106,9 @@ def _open_miniworld(
         with_words(base, [MARKERS], temporary)
         shutil.rmtree(extended, ignore_errors=True)
         temporary.rename(extended)
-    questions = training_questions(world, recipe)
     return DemoWorld(
         index=BM25Index.build(world.corpus()),
-        cold=questions.cold_start,
-        train=questions.stage1 + questions.stage2,
+        training=training_questions(world, recipe),
         asked=multi_hop(world.questions(recipe.split))[: recipe.test_questions],
         model=extended,
         known=known,
@@ -133,9 +129,7 @@ def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path
     asked = one_answer(questions(atlas, recipe.split, seed))[: recipe.test_questions]
     train = one_answer(questions(atlas, "train", seed))
     homes = {entity.name: home(atlas, entity).id for entity in atlas.entities.values()}
-    cold, *searched = ([q for q in train if part(q, homes) == number] for number in range(len(PARTS)))
-    stages = zip((recipe.stage1, recipe.stage2), searched, strict=True)
-    of_stages = [chains(own)[: stage.questions] for stage, own in stages]
+    cold, first, second = ([q for q in train if part(q, homes) == number] for number in range(len(PARTS)))
 
     async def known(llm: LLM, output: Path) -> Known:
         measured = await measure(atlas, facts_of(atlas, asked), llm, output)
@@ -143,8 +137,11 @@ def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path
 
     return DemoWorld(
         index=BM25Index.build(corpus(atlas)),
-        cold=as_mixed(cold, train, recipe.cold_start.questions),
-        train=[question for own in of_stages for question in own],
+        training=TrainingQuestions(
+            as_mixed(cold, train, recipe.cold_start.questions),
+            chains(first)[: recipe.stage1.questions],
+            chains(second)[: recipe.stage2.questions],
+        ),
         asked=asked,
         model=checkpoint_of(settings.model, work),
         known=known,

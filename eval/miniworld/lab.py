@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,18 +114,19 @@ class Lab:
             self._drawn[name] = draw(self.world, name, self.settings.split, self.settings.questions)
         return self._drawn[name]
 
+    @cached_property
+    def training(self) -> TrainingQuestions:
+        """The training questions of the cold start and of DeepRAG's stages."""
+        return training_questions(self.world, self.settings.demo)
+
     def lessons(self) -> list[Question]:
         """Return the questions whose examples teach every method."""
-        questions = training_questions(self.world, self.settings.demo).cold_start
+        questions = self.training.cold_start
         return questions + self.world.compounds("lessons", len(questions) // COMPOUND)
 
     def multi_hop(self, split: str) -> list[Question]:
         """Return the questions of a split that take more than one hop."""
         return multi_hop(self.world.questions(split))
-
-    def searched(self, stage: str) -> list[Question]:
-        """Return the training questions of DeepRAG's ``stage1`` or ``stage2``."""
-        return getattr(training_questions(self.world, self.settings.demo), stage)
 
     def kit(self, llm: LLM, models: Mapping[str, LLM] | None = None) -> Kit:
         """Return a strategy's kit over this seed's retrievers; ``models`` are the roles' own models."""

@@ -146,7 +146,7 @@ async def _search(lab: Lab, name: str, engines: Engines) -> Path:
     return await search(
         "sft" if stage == "stage1" else "pairs",
         model,
-        lab.searched(stage),
+        getattr(lab.training, stage),
         output,
         lab.seed,
         await engines.of(model),
@@ -159,7 +159,7 @@ async def _search(lab: Lab, name: str, engines: Engines) -> Path:
 
 async def _chains(lab: Lab, name: str, engines: Engines) -> list[SFTRecord]:
     """Return Stage I's trajectories as chains of thought, for ``cot-retrieve`` after the question's passages."""
-    asked = {question.id: question for question in lab.searched("stage1")}
+    asked = {question.id: question for question in lab.training.stage1}
     chains: list[SFTRecord | None] = []
     for record in read_records(await _search(lab, "stage1", engines), SFTRecord):
         question = asked[record.id]

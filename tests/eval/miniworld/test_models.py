@@ -11,7 +11,7 @@ import pytest
 from support.fakes import Says
 
 from rag_train.eval.miniworld import models
-from rag_train.eval.miniworld.lab import Lab, Settings
+from rag_train.eval.miniworld.lab import Lab, Settings, TrainingQuestions
 from rag_train.eval.miniworld.models import checkpoints
 from rag_train.files import read_records, write_records
 from rag_train.llm.base import Sampling
@@ -55,7 +55,7 @@ def whole_lab() -> FakeLab:
 def lab(whole_lab: FakeLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLab:
     lab = whole_lab
     lab.begin(tmp_path)
-    monkeypatch.setattr(lab, "searched", lambda stage: QUESTIONS)
+    monkeypatch.setattr(lab, "training", TrainingQuestions(QUESTIONS, QUESTIONS, QUESTIONS))
 
     async def search(kind: str, model: Path, questions, output: Path, seed: int, engine, *_: Any, **settings: Any):
         await engine.complete("Who?", Sampling())
