@@ -33,6 +33,20 @@ class Preset:
     size: tuple[int, int, int, int, int, int, int]
     tied: bool
 
+    def configuration(self) -> dict[str, Any]:
+        """Return the keys of the model's configuration in transformers that have its shape."""
+        hidden, layers, mlp, heads, key_heads, head, vocabulary = self.size
+        return {
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "intermediate_size": mlp,
+            "num_attention_heads": heads,
+            "num_key_value_heads": key_heads,
+            "head_dim": head,
+            "vocab_size": vocabulary,
+            "tie_word_embeddings": self.tied,
+        }
+
     def linear(self) -> dict[str, tuple[int, int]]:
         """Return the numbers of outputs and inputs of each linear layer by its name."""
         hidden, layers, mlp, heads, key_heads, head, vocabulary = self.size

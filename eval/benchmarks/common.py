@@ -7,7 +7,7 @@ import asyncio
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -39,6 +39,21 @@ def benchmark_parser(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("docs/results"), help="directory of the results")
     return parser
+
+
+def random_model(directory: Path, sizes: Mapping[str, Any], tokenizer: Path, dtype: str = "float32") -> Path:
+    """Write a Qwen2 model of these sizes with random weights and the tokenizer of another model."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    from rag_train.llm.checkpoint import load_tokenizer
+
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # the large models are slow to draw on a CPU
+        config: Any = Qwen2Config.from_dict(dict(sizes))
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    model.save_pretrained(directory)
+    load_tokenizer(str(tokenizer)).save_pretrained(directory)
+    return directory
 
 
 def seed_list(text: str) -> list[int]:

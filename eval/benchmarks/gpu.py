@@ -9,14 +9,15 @@ recorded with its error. Writes bench_gpu.json after each training.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rag_train.eval.benchmarks.common import CONTROLLER, benchmark_parser
+from rag_train.errors import UserError
+from rag_train.eval.benchmarks.common import CONTROLLER, benchmark_parser, exit_on_user_error, random_model
 from rag_train.eval.benchmarks.training import in_new_process, shaped
+from rag_train.model_presets import PRESETS
 from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
 
 if TYPE_CHECKING:
@@ -24,15 +25,7 @@ if TYPE_CHECKING:
 
 EXAMPLES, TRAJECTORIES = 200, 12
 """Examples of imitation, and trajectories of pairs in the papers' shape."""
-SHARED: dict[str, Any] = {"vocab_size": 152064, "num_hidden_layers": 28, "tie_word_embeddings": False}
-MODELS: dict[str, dict[str, Any]] = {
-    "7B": SHARED
-    | {"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4},
-    "1.5B": SHARED
-    | {"hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12, "num_key_value_heads": 2}
-    | {"vocab_size": 151936, "tie_word_embeddings": True},
-}
-"""Configurations of the Qwen2.5 models."""
+MODELS = {"7B": PRESETS["qwen2.5-7b"], "1.5B": PRESETS["qwen2.5-1.5b"]}
 PACKED: dict[str, Any] = {"stage": "sft", "sft": SFTRecipe(pack_tokens=8192), "batch_size": 1}
 TREE: dict[str, Any] = {"stage": "dpo", "dpo": DPORecipe(layout="tree"), "batch_size": 8}
 PAIRS: dict[str, Any] = {"stage": "dpo", "dpo": DPORecipe(layout="pairs"), "batch_size": 2}
@@ -52,11 +45,19 @@ TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def main() -> None:
     options = benchmark_parser(__doc__).parse_args()
+    with exit_on_user_error():
+        benchmark(options.output)
 
+
+def benchmark(output: Path) -> None:
+    """Measure all trainings, and write bench_gpu.json after each.
+
+    Raises UserError if there is no GPU.
+    """
     import torch
 
     if not torch.cuda.is_available():
-        sys.exit("error: no GPU was found; this benchmark compares the plans of trainings with a GPU")
+        raise UserError("no GPU was found; this benchmark measures trainings on a GPU: run it where there is one")
 
     from rag_train.progress import console
     from rag_train.provenance import save_result
@@ -68,13 +69,14 @@ def main() -> None:
         for training, (model, keys) in TRAININGS.items():
             try:
                 if not (work / model).exists():
-                    in_new_process(build, MODELS[model], work / model)
-                found[training] = in_new_process(measure, recipe(work / model, data, keys), work / "run")
+                    sizes = MODELS[model].configuration()
+                    in_new_process(random_model, work / model, sizes, CONTROLLER, "bfloat16")
+                found[training] = in_new_process(measure, recipe(work / model, data, keys))
             except Exception as error:  # the other trainings are still worth measuring
                 found[training] = {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"}
             console.print(f"{training}: {found[training]}", markup=False)
             device = torch.cuda.get_device_name()
-            save_result(options.output / "bench_gpu.json", {"device": device, "trainings": found})
+            save_result(output / "bench_gpu.json", {"device": device, "trainings": found})
 
 
 def examples(work: Path) -> dict[str, Path]:
@@ -84,20 +86,6 @@ def examples(work: Path) -> dict[str, Path]:
 
     write_records(work / "sft.jsonl", trajectories(EXAMPLES))
     return {"sft": work / "sft.jsonl", "dpo": shaped(work / "dpo.jsonl", TRAJECTORIES)}
-
-
-def build(sizes: dict[str, Any], directory: Path) -> None:
-    """Write a Qwen2 model of these sizes with random weights, and the mini model's tokenizer."""
-    import torch
-    from transformers import AutoModelForCausalLM, Qwen2Config
-
-    from rag_train.llm.checkpoint import load_tokenizer
-
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        config: Any = Qwen2Config.from_dict(sizes)
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(directory)
-    load_tokenizer(str(CONTROLLER)).save_pretrained(directory)
 
 
 def recipe(model: Path, data: dict[str, Path], keys: dict[str, Any]) -> TrainRecipe:
@@ -115,7 +103,7 @@ def recipe(model: Path, data: dict[str, Path], keys: dict[str, Any]) -> TrainRec
     )
 
 
-def measure(recipe: TrainRecipe, folder: Path) -> dict[str, float | None]:
+def measure(recipe: TrainRecipe) -> dict[str, float | None]:
     """Train for two epochs without saving, and return the second epoch's time, the peak memory, and the plan's.
 
     Seconds are those of an optimizer step; memory is in bytes, None on a CPU. ``share`` is the share of the
@@ -130,7 +118,7 @@ def measure(recipe: TrainRecipe, folder: Path) -> dict[str, float | None]:
     quiet_libraries()
     tokenizer, rows, report = load_data(recipe)
     planned = plan(recipe, rows, report)
-    trainer, clock = build_trainer(planned.recipe, rows, tokenizer, folder), Clock()
+    trainer, clock = build_trainer(planned.recipe, rows, tokenizer, Path(recipe.output_dir)), Clock()
     trainer.args.save_strategy = "no"
     trainer.add_callback(clock)
     trainer.train()

@@ -17,19 +17,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rag_train.eval.benchmarks.common import benchmark_parser, mini_world
+from rag_train.eval.benchmarks.common import CONTROLLER, benchmark_parser, random_model
 from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
 
 EXAMPLES = 16
 """Examples of imitation; the peak is reached in the second step."""
-WIDE = {"hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 4, "vocab_size": 4000}
-DEEP = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 24, "vocab_size": 4000}
-WORDS = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "vocab_size": 64000}
+HEADS: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": True}
+WIDE = HEADS | {"hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 4, "vocab_size": 4000}
+DEEP = HEADS | {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 24, "vocab_size": 4000}
+WORDS = HEADS | {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "vocab_size": 64000}
 PACKED = {"sft": SFTRecipe(pack_tokens=2048), "batch_size": 1}
 TREE = {"stage": "dpo", "dpo": DPORecipe(layout="tree"), "batch_size": 8}
 PAIRS = {"stage": "dpo", "dpo": DPORecipe(layout="pairs"), "batch_size": 4}
 RECOMPUTED = {"gradient_checkpointing": True}
-SHAPES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
+SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "wide, padded": (WIDE, {}),
     "wide, padded, bf16": (WIDE, {"precision": "bf16"}),
     "wide, packed": (WIDE, PACKED),
@@ -62,15 +63,12 @@ print(process_memory("VmHWM") - before)
 def main() -> None:
     options = benchmark_parser(__doc__).parse_args()
 
-    from transformers import AutoTokenizer
-
     from rag_train.eval.benchmarks.scale import trajectories
     from rag_train.eval.benchmarks.training import shaped
     from rag_train.files import write_records
     from rag_train.progress import console
     from rag_train.provenance import save_result
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(mini_world().model))
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="bench-memory-") as name:
         work = Path(name)
@@ -78,22 +76,11 @@ def main() -> None:
         write_records(data["sft"], trajectories(EXAMPLES))
         for number, (shape, (sizes, keys)) in enumerate(SHAPES.items()):
             folder = work / str(number)
-            tokenizer.save_pretrained(build(folder / "model", sizes))
-            rows.append({"shape": shape} | compared(folder / "model", keys, data, folder))
+            model = random_model(folder / "model", sizes, CONTROLLER)
+            rows.append({"shape": shape} | compared(model, keys, data, folder))
             row = rows[-1]
             console.print(f"{shape}: {row['estimate'] / 2**20:,.0f} MiB, measured {row['measured'] / 2**20:,.0f}")
     save_result(options.output / "bench_memory.json", {"rows": rows})
-
-
-def build(directory: Path, sizes: Mapping[str, int]) -> Path:
-    """Write a model of these sizes with random weights."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    config: Any = Qwen2Config.from_dict(
-        {**sizes, "num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": True}
-    )
-    Qwen2ForCausalLM(config).save_pretrained(directory)
-    return directory
 
 
 def compared(model: Path, keys: Mapping[str, Any], data: Mapping[str, Path], folder: Path) -> dict[str, float]:

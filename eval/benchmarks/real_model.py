@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rag_train.eval.benchmarks.common import WIDTH, benchmark_parser
+from rag_train.eval.benchmarks.common import WIDTH, benchmark_parser, random_model
 from rag_train.eval.benchmarks.training import NODES, TrainingSet, compare, in_new_process, shaped
 from rag_train.training.recipe import LoraRecipe
 
@@ -74,9 +74,8 @@ def training_sets(
         "imitation": TrainingSet("sft", model, examples(model, work), precision),
     }
     keys: dict[str, Any] = {"precision": "bf16", "lora": LoraRecipe(merge=False), "batch_size": NODES}
-    return small, {
-        "calibration, 7B's width": TrainingSet("dpo", wide_model(model, work / "wide"), pair, keys, single)
-    }
+    wide = random_model(work / "wide", WIDTH, model, "bfloat16")
+    return small, {"calibration, 7B's width": TrainingSet("dpo", wide, pair, keys, single)}
 
 
 def examples(model: Path, work: Path) -> Path:
@@ -93,20 +92,6 @@ def examples(model: Path, work: Path) -> Path:
     drawn, _ = equal_shares(made, load_tokenizer(str(model)), TOKENS, seed=0)
     write_records(work / "examples.jsonl", drawn)
     return work / "examples.jsonl"
-
-
-def wide_model(tokenizer: Path, directory: Path) -> Path:
-    """Write a model of `WIDTH` with random weights and another model's ``tokenizer``."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    from rag_train.llm.checkpoint import load_tokenizer
-
-    config: Any = Qwen2Config.from_dict(WIDTH)
-    model: Any = Qwen2ForCausalLM(config)
-    model.to(torch.bfloat16).save_pretrained(directory)
-    load_tokenizer(str(tokenizer)).save_pretrained(directory)
-    return directory
 
 
 class Generated(NamedTuple):

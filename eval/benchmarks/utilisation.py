@@ -18,20 +18,14 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, TrainerCallback, TrainingArguments
 from transformers.utils import is_liger_kernel_available
 
+from rag_train.model_presets import PRESETS
 from rag_train.training.devices import device_called
 from rag_train.training.masking import IGNORE
 from rag_train.training.recipe import LoraRecipe
 from rag_train.training.sft import PackedTrainer, packed_rows
 from rag_train.training.tree import attention_for_trees
 
-QWEN_7B = {
-    "vocab_size": 152064,
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-}
+QWEN_7B = PRESETS["qwen2.5-7b"].configuration()
 EXAMPLES, LENGTH = 8, 1024
 """Examples per row, and tokens per example; the second half of each example is trained."""
 WARM_UP, STEPS = 5, 10
@@ -48,7 +42,7 @@ class Clock(TrainerCallback):
         self.ticks.append(time.perf_counter())
 
 
-def utilisation(shape: dict[str, int] = QWEN_7B, peak: float | None = None) -> dict[str, dict[str, float]]:
+def utilisation(shape: dict[str, Any] = QWEN_7B, peak: float | None = None) -> dict[str, dict[str, float]]:
     """Return, for LoRA and full training, the seconds and model FLOPs of a step and their share of the GPU's peak.
 
     ``peak`` is in operations per second; the default is that of the GPU (`rag_train.training.devices`), or nan.
@@ -63,7 +57,7 @@ def utilisation(shape: dict[str, int] = QWEN_7B, peak: float | None = None) -> d
     return result
 
 
-def _step_seconds(shape: dict[str, int], *, adapters: bool) -> float:
+def _step_seconds(shape: dict[str, Any], *, adapters: bool) -> float:
     args = TrainingArguments(
         output_dir=tempfile.gettempdir(),  # nothing is saved
         max_steps=WARM_UP + STEPS,
@@ -103,7 +97,7 @@ def _step_seconds(shape: dict[str, int], *, adapters: bool) -> float:
     return statistics.median(b - a for a, b in pairwise(ticks))
 
 
-def _step_flops(shape: dict[str, int], *, trained: bool) -> float:
+def _step_flops(shape: dict[str, Any], *, trained: bool) -> float:
     hidden, layers = shape["hidden_size"], shape["num_hidden_layers"]
     key_size = hidden * shape["num_key_value_heads"] // shape["num_attention_heads"]
     weights = layers * (2 * hidden * (hidden + key_size) + 3 * hidden * shape["intermediate_size"])

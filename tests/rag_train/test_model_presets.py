@@ -39,29 +39,12 @@ def test_shapes_have_the_released_number_of_parameters(name: str):
     assert PRESETS[name].parameters() == RELEASED[name]
 
 
-def configuration(preset: Preset, layers: int, folder: Path) -> str:
-    """Write the configuration of the preset's model, with fewer layers, as transformers' class has it."""
-    hidden, _, mlp, heads, key_heads, head, vocabulary = preset.size
-    config = AutoConfig.for_model(
-        preset.family,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        intermediate_size=mlp,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        head_dim=head,
-        vocab_size=vocabulary,
-        tie_word_embeddings=preset.tied,
-    )
-    config.save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.mark.parametrize("name", ["smollm2-135m", "qwen2.5-7b", "qwen3-8b", "mistral-7b", "gemma2-2b", "gemma3-1b"])
 def test_sizes_are_those_of_the_classes_of_transformers(name: str, tmp_path: Path):
     """One model of each family, with two layers."""
     preset = PRESETS[name]
     hidden, _, *rest = preset.size
     short = Preset(preset.hub, preset.family, (hidden, 2, *rest), preset.tied)
-    counted = architecture(configuration(preset, 2, tmp_path))
+    AutoConfig.for_model(short.family, **short.configuration()).save_pretrained(tmp_path)
+    counted = architecture(str(tmp_path))
     assert (counted.parameters, counted.linear) == (short.parameters(), short.linear())

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 from peft import get_peft_model
-from support.training import TOKENIZER, pair, recipe_in, sft_record, write
+from support.paths import MODEL
+from support.training import pair, recipe_in, sft_record, write
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from rag_train.eval.benchmarks.memory import build, compared
+from rag_train.eval.benchmarks.common import random_model
+from rag_train.eval.benchmarks.memory import HEADS, compared
+from rag_train.model_presets import PRESETS
 from rag_train.training.memory import Sharding, architecture, estimate
 from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
 from rag_train.training.setup import lora_config
 
-QWEN_7B = {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
-QWEN_7B |= {"num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False}
-
 
 def test_counts_parameters_from_configuration_alone(work: Path, tmp_path: Path):
-    Qwen2Config(**QWEN_7B).save_pretrained(tmp_path)
+    Qwen2Config(**PRESETS["qwen2.5-7b"].configuration()).save_pretrained(tmp_path)
     qwen = architecture(str(tmp_path))
     assert qwen.parameters == 7_615_616_512 and qwen.trained(None) == qwen.parameters
     assert qwen.trained(LoraRecipe(r=16)) == 40_370_176
@@ -65,9 +65,8 @@ def test_sizes_of_states_match_zero_paper(work: Path, tmp_path: Path):
 )
 def test_estimate_is_near_measured_memory(tmp_path: Path, keys: dict[str, Any]):
     """Ten shapes are measured by `make bench-memory`."""
-    sizes = {"vocab_size": 2000, "hidden_size": 384, "num_hidden_layers": 4, "intermediate_size": 1152}
-    build(tmp_path / "model", sizes)
-    TOKENIZER.save_pretrained(tmp_path / "model")
+    sizes = {"vocab_size": 2048, "hidden_size": 384, "num_hidden_layers": 4, "intermediate_size": 1152}
+    random_model(tmp_path / "model", HEADS | sizes, MODEL)
     data = {"sft": write(tmp_path / "sft.jsonl", [sft_record(i) for i in range(8)])}
     data["dpo"] = write(tmp_path / "dpo.jsonl", [pair(i) for i in range(8)])
     found = compared(tmp_path / "model", keys, data, tmp_path)
