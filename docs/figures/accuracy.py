@@ -24,10 +24,10 @@ MINI_WORLD: dict[tuple[str, str], Label] = {
     ("direct", "cold start"): Label("direct answer", "muted", 14, -2, "start"),
     ("rag", "cold start"): Label("retrieve once", "muted", 16, -4, "start"),
     ("deeprag-parametric", "stage 2"): Label("Stage II, never retrieve", "memory", 14, 0, "start"),
-    ("deeprag", "stage 1"): Label("DeepRAG, Stage I", "retrieve", 0, 24),
-    ("deeprag", "stage 2"): Label("DeepRAG, Stage II", "good", -10, -18),
-    ("deeprag-retrieve", "stage 2"): Label("Stage II, always retrieve", "memory", -26, -20),
-    ("deeprag-retrieve", "cold start"): Label("cold start, always retrieve", "muted", -36, 26),
+    ("deeprag", "stage 1"): Label("DeepRAG, Stage I", "retrieve", 8, 42, "end"),
+    ("deeprag", "stage 2"): Label("DeepRAG, Stage II", "good", -30, 0, "end"),
+    ("deeprag-retrieve", "stage 2"): Label("Stage II, always retrieve", "memory", -30, -34),
+    ("deeprag-retrieve", "cold start"): Label("cold start, always retrieve", "muted", -36, 42),
 }
 """The points of the demo in the mini world, by strategy and model."""
 ATLAS: dict[tuple[str, str], Label] = {
