@@ -82,6 +82,15 @@ class Placed:
         lo, hi = self.expected
         return not lo <= self.here <= hi
 
+    def line(self, text: str) -> str:
+        """Return the claim ``text``, its verdict and its effects in one line for the console."""
+        effect = self.effect
+        outside = ", which is outside of what they let expect" if self.outside else ""
+        return (
+            f"{self.verdict}: {text}; {len(self.seeds)} reference seeds: {effect.mean:+.3f} "
+            f"[{effect.lo:+.3f}, {effect.hi:+.3f}]; this run: {self.here:+.3f}{outside}"
+        )
+
 
 @cache
 def reference() -> dict[str, list[float]]:

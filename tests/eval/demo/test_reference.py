@@ -56,7 +56,10 @@ def test_a_claim_is_decided_over_seeds_and_among_all_claims():
 
 @pytest.mark.parametrize(("here", "outside"), [(1.2, False), (9.0, True), (-1.0, True)])
 def test_a_run_is_placed_among_the_reference_seeds(here: float, outside: bool):
-    assert Placed(here, [1.0, 1.2, 1.1], 0.02, "holds").outside is outside
+    found = Placed(here, [1.0, 1.2, 1.1], 0.02, "holds")
+    assert found.outside is outside
+    line = f"holds: A is better; 3 reference seeds: +1.100 [+0.852, +1.348]; this run: {here:+.3f}"
+    assert found.line("A is better") == line + ", which is outside of what they let expect" * outside
 
 
 def test_page_of_one_seed_has_the_verdicts_of_the_reference_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
