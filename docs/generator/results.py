@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from generator.markdown import between, bullets, number, percent, spread, table
-from rag_train.eval.demo.claims import CLAIMS, FIRST, LAST, verdict
-from rag_train.eval.demo.reference import PROTOCOL, effects, is_complete, verdicts_so_far
+from rag_train.eval.demo.claims import CLAIMS, FIRST, LAST, MINI_WORLD_CLAIMS, verdict
+from rag_train.eval.demo.reference import PROTOCOL, Placed, effects, is_complete, reference, verdicts_so_far
 from rag_train.eval.matrix.tables import cause_table, decision_table
 from rag_train.eval.metrics import intervals
 from rag_train.eval.metrics.reliability import Reliability
@@ -856,6 +856,18 @@ def fresh_demos_spread() -> str:
     places = ("fresh clones", "reference seeds")
     columns = [f"{measure}, {place}" for measure in ("EM", "retrievals", "MCC") for place in places]
     return table(["strategy, model", *columns], rows, "l")
+
+
+def fresh_demos_claims() -> str:
+    """Return the claims' effects in fresh clones, beside what the reference seeds let expect of another seed."""
+    fresh, rows = [run["figures"] for run in _fresh_demos()], []
+    for text, claim in MINI_WORLD_CLAIMS.items():
+        here = [figures[claim.second][claim.measure] - figures[claim.first][claim.measure] for figures in fresh]
+        found = [Placed(effect, reference()[text], claim.margin, "") for effect in here]
+        lo, hi = found[0].expected
+        outside = sum(each.outside for each in found)
+        rows.append([text, _range(here, 3), f"{lo:+.3f} to {hi:+.3f}", f"{len(found) - outside} of {len(found)}"])
+    return table(["claim", "fresh clones", "expected of another seed", "clones within"], rows, "l")
 
 
 def fresh_demos_count() -> int:
