@@ -857,7 +857,9 @@ def fresh_demos_spread() -> str:
         if strategy == "deeprag":
             row.append(_range([run["mcc"] for run in here], 2))
             row.append(_range([matthews(run["fact_boundary"]) for run in seeds], 2))
-        rows.append(row if strategy == "deeprag" else [*row, "–", "–"])
+        else:
+            row += ["–", "–"]
+        rows.append(row)
     places = ("fresh clones", "reference seeds")
     columns = [f"{measure}, {place}" for measure in ("EM", "retrievals", "MCC") for place in places]
     return table(["strategy, model", *columns], rows, "l")
@@ -887,8 +889,9 @@ def fresh_demos_cost() -> str:
     return f"{_range([run['seconds'] / 60 for run in runs], 0)} minutes and up to {number(memory, 1)} GiB"
 
 
-def _fresh_demos() -> list[dict[str, Any]]:
-    return [run for run in load("fresh_demos")["runs"] if "--atlas" not in run["command"]]
+def _fresh_demos(*, atlas: bool = False) -> list[dict[str, Any]]:
+    """Return the runs in fresh clones of the mini world's demo, or of that on a real model."""
+    return [run for run in load("fresh_demos")["runs"] if ("--atlas" in run["command"]) is atlas]
 
 
 def _range(values: Sequence[float], digits: int) -> str:
@@ -898,17 +901,13 @@ def _range(values: Sequence[float], digits: int) -> str:
 
 def fresh_atlas_demo() -> str:
     """Return the minutes and the memory of the atlas' demo in the last fresh clone."""
-    run = _fresh_atlas_demo()
+    run = _fresh_demos(atlas=True)[-1]
     return f"{number(run['seconds'] / 60, 0)} minutes and {number(run['peak_gib'], 1)} GiB"
-
-
-def _fresh_atlas_demo() -> dict[str, Any]:
-    return [run for run in load("fresh_demos")["runs"] if "--atlas" in run["command"]][-1]
 
 
 def fresh_demos_parts() -> str:
     """Return the minutes of the parts of the atlas' demo in the last fresh clone."""
-    run = _fresh_atlas_demo()
+    run = _fresh_demos(atlas=True)[-1]
     return table(["part", "minutes"], [[part, number(took / 60, 1)] for part, took in run["timings"].items()], "l")
 
 
@@ -1062,13 +1061,8 @@ def headlines(pages: str) -> str:
     """Results, as a list; ``pages`` is the path of the results pages."""
     stage2, always = ("deeprag", LAST), ("deeprag-retrieve", LAST)
     vanilla, direct, cold = ("rag", FIRST), ("direct", FIRST), ("deeprag-retrieve", FIRST)
-    real, mini = (
-        {
-            key: (percent(demo_mean(*key, "em", name)), number(demo_mean(*key, "retrievals", name)))
-            for key in (stage2, always, cold, vanilla, direct)
-        }
-        for name in ("atlas", DEMO)
-    )
+    real = {key: _reached(*key, "atlas") for key in (stage2, always, cold, vanilla, direct)}
+    mini = {key: _reached(*key, DEMO) for key in (stage2, always)}
     verdicts = decided("atlas")
     holding = sum(claim.verdict == "holds" for claim in verdicts)
     claims = load("teacher_data")["claims"]
@@ -1106,6 +1100,11 @@ def headlines(pages: str) -> str:
             f"rank-bm25, in {memory} of its memory. [Retrieval]({pages}/bench_retrieval.md)",
         ]
     )
+
+
+def _reached(strategy: str, stage: str, name: str) -> tuple[str, str]:
+    """Return the exact match in percent and the retrievals of a run in a demo."""
+    return percent(demo_mean(strategy, stage, "em", name)), number(demo_mean(strategy, stage, "retrievals", name))
 
 
 def real_headline() -> str:

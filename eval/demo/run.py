@@ -28,7 +28,6 @@ from rag_train.eval.demo.claims import (
     pooled,
 )
 from rag_train.eval.demo.recipe import DemoRecipe, StageRecipe
-from rag_train.eval.demo.reference import placed
 from rag_train.eval.demo.stages import Data, Stage, fine_tune, search
 from rag_train.eval.demo.world import Known, open_world
 from rag_train.eval.matrix.answers import Answers
@@ -100,7 +99,7 @@ def run_demo(
     summaries = pool(runs)
     for table in (main_table, decision_table, hops_table, cause_table):
         console.print(table(summaries))
-    if found := placed(runs) if recipe.miniworld is not None else {}:
+    if found := data.placed():
         console.print("One seed cannot decide a claim: the verdicts are those of the reference seeds.")
     for claim in decided:
         console.print(found[claim.text].line(claim.text) if claim.text in found else claim.line(), markup=False)

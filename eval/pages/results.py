@@ -106,6 +106,10 @@ class ReportData(Record):
     examples: list[Example]
     provenance: Provenance
 
+    def placed(self) -> dict[str, Placed]:
+        """Return the claims among the reference seeds, by text; empty outside of the mini world."""
+        return placed(self.runs) if self.in_mini_world else {}
+
 
 def save_results(path: Path, results: ReportData) -> None:
     """Write ``results`` to ``path`` as JSON."""
@@ -127,7 +131,7 @@ def load_results(path: Path) -> ReportData:
 
 def write_report(path: Path, results: ReportData) -> None:
     """Write the page of ``results`` to ``path``, creating its folder."""
-    runs, found = pool(results.runs), placed(results.runs) if results.in_mini_world else {}
+    runs, found = pool(results.runs), results.placed()
     tables = [make(runs) for make in (main_table, decision_table, hops_table, cause_table, cost_table)]
     page = template("eval/pages/results.html.jinja").render(
         data=results,

@@ -7,17 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from rag_train.errors import UserError
 from rag_train.eval.benchmarks import gpu
 from rag_train.eval.benchmarks.common import CONTROLLER, random_model
 from rag_train.model_presets import Preset
 from rag_train.training.recipe import SFTRecipe
 
 
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch):
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr("sys.argv", ["gpu"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="no GPU was found"):
-        gpu.benchmark(Path())
+    with pytest.raises(SystemExit) as stopped:
+        gpu.main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith("error: no GPU was found")
 
 
 @pytest.mark.slow
