@@ -215,6 +215,11 @@ def download_gb(*names: str) -> str:
     return f"{sum(CATALOGUE[name].size or 0 for name in names) / 1e9:.1f}"
 
 
+def planned_utilisation() -> float:
+    """Return the share of a GPU's peak that plans assume."""
+    return UTILISATION
+
+
 FUNCTIONS = {
     function.__name__: function
     for function in (
@@ -225,6 +230,7 @@ FUNCTIONS = {
         retrieval_plan,
         serving_gib,
         download_gb,
+        planned_utilisation,
     )
 }
 """What a page may call between ``[[=`` and ``=]]``."""

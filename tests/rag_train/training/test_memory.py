@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from support.paths import MODEL
 from support.training import pair, recipe_in, sft_record, write
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+import rag_train.training
 from rag_train.eval.benchmarks.common import random_model
 from rag_train.eval.benchmarks.memory import HEADS, compared
 from rag_train.model_presets import PRESETS
@@ -71,3 +74,22 @@ def test_estimate_is_near_measured_memory(tmp_path: Path, keys: dict[str, Any]):
     data["dpo"] = write(tmp_path / "dpo.jsonl", [pair(i) for i in range(8)])
     found = compared(tmp_path / "model", keys, data, tmp_path)
     assert 0.5 < found["estimate"] / found["measured"] < 2
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({}, "expandable_segments:True"),
+        ({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}, "backend:cudaMallocAsync"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, None),
+    ],
+)
+def test_memory_segments_grow_unless_the_user_has_set_the_allocator(
+    given: dict[str, str], kept: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    importlib.reload(rag_train.training)
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == kept

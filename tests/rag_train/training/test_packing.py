@@ -209,6 +209,7 @@ def test_attentions_train_adapters_alike(architecture: str, half: bool):
         assert torch.cosine_similarity(same, gradients, 0) > (0.98 if half else 0.99999)
 
 
+@pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize(
     ("choice", "config", "message"),
     [
@@ -234,6 +235,7 @@ def test_refuses_attention_that_would_be_wrong(choice: str, config: PretrainedCo
         attention_for_trees(config, choice)
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_automatic_attention_falls_back_with_a_line(monkeypatch: pytest.MonkeyPatch, capsys):
     plain, capped = LlamaConfig(), Gemma2Config()
     assert attention_for_trees(plain) == SLICED and attention_for_trees(plain, "sdpa") == "sdpa"

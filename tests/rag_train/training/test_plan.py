@@ -30,6 +30,7 @@ from rag_train.training.run import train
 GIB = 2.0**30
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_refuses_run_that_does_not_fit_and_names_remedy(work: Path, tmp_path: Path, monkeypatch):
     recipe = recipe_in(work, tmp_path / "out", batch_size=8, precision="fp32")
     rows, report = sft_rows(recipe.data, TOKENIZER, max_tokens=500, chat=False)
@@ -203,7 +204,7 @@ def test_dry_run_prints_the_plan_and_starts_nothing(work: Path, tmp_path: Path, 
     assert "only with --dry-run" in capsys.readouterr().err and not output.exists()
 
 
-@pytest.mark.usefixtures("no_weights")
+@pytest.mark.usefixtures("no_weights", "no_gpu")
 def test_dry_run_under_a_launcher_counts_its_processes_and_one_of_them_prints(
     work: Path, tmp_path: Path, monkeypatch, capsys
 ):
@@ -217,7 +218,7 @@ def test_dry_run_under_a_launcher_counts_its_processes_and_one_of_them_prints(
     assert launched([str(file), "--dry-run"]) == 0 and capsys.readouterr().out == ""
 
 
-@pytest.mark.usefixtures("no_weights")
+@pytest.mark.usefixtures("no_weights", "no_gpu")
 def test_dry_run_of_a_run_that_does_not_fit_is_refused_as_the_run(work: Path, tmp_path: Path, monkeypatch, capsys):
     file = tmp_path / "r.yaml"
     save_recipe(recipe_in(work, tmp_path / "out"), file)

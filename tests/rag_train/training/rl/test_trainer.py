@@ -109,14 +109,14 @@ def test_only_sampled_tokens_of_groups_with_different_rewards_have_a_gradient(
     ]
     recipe = recipe_for(world, tmp_path / "out", group=2)
     trainer, batch = hand_made(monkeypatch, recipe, tmp_path / "checkpoints", made)
-    logprobs = torch.full(batch["completion_ids"].shape, -1.0, requires_grad=True)
+    logprobs = torch.full_like(batch["completion_ids"], -1.0, dtype=torch.float32, requires_grad=True)
     computed = (logprobs, torch.zeros_like(logprobs), None)
     monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", lambda *_, **__: computed)
     trainer.current_gradient_accumulation_steps = 2
     del batch["old_per_token_logps"]
     trainer.compute_loss(trainer.model, batch).backward()
-    trained = torch.zeros(4, logprobs.size(1), dtype=torch.bool)
-    trained[:2, : len(row.trained)] = torch.tensor(row.trained) == 1
+    trained = torch.zeros_like(logprobs, dtype=torch.bool)
+    trained[:2, : len(row.trained)] = torch.tensor(row.trained, device=trained.device) == 1
     assert logprobs.grad is not None and torch.equal(logprobs.grad != 0, trained)
     assert (logprobs.grad[0] <= 0).all() and (logprobs.grad[1] >= 0).all()
     assert trainer._metrics["train"]["groups/dropped"] == [0.5]
