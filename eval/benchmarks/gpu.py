@@ -114,9 +114,9 @@ def measure(recipe: TrainRecipe) -> dict[str, float | None]:
 
     from rag_train.eval.benchmarks.utilisation import Clock
     from rag_train.training.plan import plan
-    from rag_train.training.run import build_trainer, load_data, quiet_libraries
+    from rag_train.training.run import build_trainer, load_data, prepare_libraries
 
-    quiet_libraries()
+    prepare_libraries()
     tokenizer, rows, report = load_data(recipe)
     planned = plan(recipe, rows, report)
     trainer, clock = build_trainer(planned.recipe, rows, tokenizer, Path(recipe.output_dir)), Clock()

@@ -266,10 +266,10 @@ def measure(examples: TrainingSet, contestant: str, folder: Path) -> dict[str, f
     from rag_train.llm.checkpoint import load_tokenizer
     from rag_train.schema import PreferencePair
     from rag_train.training.data import dpo_rows, sft_rows
-    from rag_train.training.run import quiet_libraries
+    from rag_train.training.run import prepare_libraries
     from rag_train.training.tree import lay_out
 
-    quiet_libraries()
+    prepare_libraries()
     tokenizer = load_tokenizer(str(examples.model))
     rows_of: Any = dpo_rows if examples.stage == "dpo" else sft_rows
     rows, _ = rows_of(examples.data, tokenizer, max_tokens=4096, chat=tokenizer.chat_template is not None)

@@ -58,7 +58,7 @@ def train(recipe: TrainRecipe) -> TrainResult:
     except OSError as error:
         raise UserError(f"output_dir {output_dir}: {error.strerror}; choose another directory") from error
 
-    quiet_libraries()
+    prepare_libraries()
     recipe = _with_precision(recipe, has_bf16())
     from rag_train.llm.hub import snapshot
     from rag_train.training.failures import explain_failures
@@ -81,7 +81,7 @@ def dry_run(recipe: TrainRecipe, device: str | None = None, as_json: bool = Fals
     The data are tokenised if they have not been yet; no weights are loaded, and ``output_dir`` is not touched.
     Raises UserError, after printing, where `train` would refuse to start.
     """
-    quiet_libraries()
+    prepare_libraries()
     from rich.console import Console
 
     from rag_train.training.devices import find_device
@@ -284,10 +284,16 @@ def _require_packages(recipe: TrainRecipe) -> None:
         )
 
 
-def quiet_libraries() -> None:
-    """Silence the libraries' logs and progress bars, and turn off usage reports."""
+def prepare_libraries() -> None:
+    """Silence the libraries' logs and progress bars, turn off usage reports, and let memory segments grow."""
     import logging
     import warnings
+
+    # Batches differ in size, and PyTorch reserves a block of a GPU's memory for each size unless segments can grow.
+    # For packed rows on an H200 (two layers as wide as Qwen2.5-7B), 11.9 GB were reserved for 6.8 GB in use, and
+    # 7.6 GB with growing segments. PyTorch reads the variable when it is imported or first used.
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name of the same variable
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
     import torch
 

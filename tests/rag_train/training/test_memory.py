@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +13,12 @@ from support.paths import MODEL
 from support.training import pair, recipe_in, sft_record, write
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-import rag_train.training
 from rag_train.eval.benchmarks.common import random_model
 from rag_train.eval.benchmarks.memory import HEADS, compared
 from rag_train.model_presets import PRESETS
 from rag_train.training.memory import Sharding, architecture, estimate
 from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
+from rag_train.training.run import prepare_libraries
 from rag_train.training.setup import lora_config
 
 
@@ -91,5 +90,5 @@ def test_memory_segments_grow_unless_the_user_has_set_the_allocator(
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    importlib.reload(rag_train.training)
+    prepare_libraries()
     assert os.environ.get("PYTORCH_ALLOC_CONF") == kept
