@@ -1025,6 +1025,17 @@ def gpu_trees_over_pairs(measure: Literal["seconds", "tokens"] = "seconds") -> s
     return number(epoch("pairs") / epoch("trees"), 1)
 
 
+def thresholds_table() -> str:
+    """Return the table of the thresholds that were tried on dev questions, the chosen ones in bold."""
+    chosen = load_protocol().settings
+    rows = []
+    for row in load("thresholds")["rows"]:
+        taken = chosen[row["strategy"].replace("-", "_")] == row["setting"]
+        setting = f"**`{row['setting']}`**" if taken else f"`{row['setting']}`"
+        rows.append([row["strategy"], setting, percent(mean(row["em"])), number(row["retrievals"])])
+    return table(["strategy", "setting", "exact match, %", "retrievals a question"], rows, "ll")
+
+
 def long_training() -> str:
     """Return the table of a long training's memory by row."""
     points = load("bench_long")["points"]

@@ -62,9 +62,9 @@ class Settings:
     82,000."""
     few: int = 10_000
     """Tokens of each method's examples for the model ``student``."""
-    flare: str = "theta=0.8"
-    dragin: str = "threshold=1.0"
-    self_rag: str = "threshold=0.2"
+    flare: str = "theta=0.95"
+    dragin: str = "threshold=0.01"
+    self_rag: str = "threshold=0.4"
     """Settings of three strategies that say when they retrieve (`rag_train.eval.miniworld.thresholds`)."""
     demo: DemoRecipe = field(default_factory=demo_recipe)
     """The world, the pretraining, the training of ``taught`` and ``student`` on the lessons (the cold start), and

@@ -120,7 +120,12 @@ def test_measured_figures_come_from_results_files(page: Path) -> None:
 
 
 def test_every_results_file_has_a_page() -> None:
-    renamed = {"factories": "teacher_data", "demo_first": "demo", "demo_seeds": "demo"}
+    renamed = {
+        "factories": "teacher_data",
+        "demo_first": "demo",
+        "demo_seeds": "demo",
+        "thresholds": "reproduction",
+    }
     names = {path.stem for path in (DOCS / "results").glob("*.json")}
     pages = {path.stem for path in (DOCS / "site" / "results").glob("*.md")}
     assert {renamed.get(name, name) for name in names - {"tutorial"}} == pages - {"index", "rehearsal"}
