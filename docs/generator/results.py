@@ -994,7 +994,7 @@ def gpu_trainings() -> str:
         "training",
         "seconds a step",
         "tokens a second",
-        "share of the peak",
+        "share of the peak, %",
         "memory, GiB",
         "planned, GiB",
         "planned over measured",
