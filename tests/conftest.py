@@ -70,6 +70,12 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAG_TRAIN_PATIENCE", "0")
 
 
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the machine's GPUs from a test of what happens without one."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
 @pytest.fixture(scope="session")
 def mini_world() -> World:
     """The world of the shipped mini model."""

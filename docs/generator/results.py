@@ -981,7 +981,7 @@ def memory_estimates() -> str:
             row["shape"],
             _mib(row["estimate"]),
             _mib(row["measured"]),
-            f"{100 * (row['estimate'] / row['measured'] - 1):+.0f}%",
+            _deviation(row["estimate"], row["measured"]),
         ]
         for row in load("bench_memory")["rows"]
     ]
@@ -1007,7 +1007,7 @@ def gpu_trainings() -> str:
             percent(run["share"], 0),
             number(run["memory"] / 2**30, 1),
             number(run["planned_memory"] / 2**30, 1),
-            f"{100 * (run['planned_memory'] / run['memory'] - 1):+.0f}%",
+            _deviation(run["planned_memory"], run["memory"]),
         ]
         for name, run in load("bench_gpu")["trainings"].items()
     ]
@@ -1196,6 +1196,10 @@ def shortfalls(pages: str) -> str:
             ),
         ]
     )
+
+
+def _deviation(estimate: float, measured: float) -> str:
+    return f"{100 * (estimate / measured - 1):+.0f}%"
 
 
 def _mib(size: float) -> str:

@@ -124,14 +124,14 @@ def measure(recipe: TrainRecipe) -> dict[str, float | None]:
     trainer.add_callback(clock)
     trainer.train()
     second = clock.ticks[len(clock.ticks) // 2 - 1 :]
-    seconds, device = second[-1] - second[0], planned.device
+    seconds, device, gpu = second[-1] - second[0], planned.device, torch.cuda.is_available()
     return {
         "steps": len(second) - 1,
         "seconds": seconds / (len(second) - 1),
         "tokens_per_second": planned.epoch.tokens / seconds,
         "share": epoch_operations(planned) / seconds / device.peak if device else None,
-        "memory": torch.cuda.max_memory_reserved() if torch.cuda.is_available() else None,
-        "used": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+        "memory": torch.cuda.max_memory_reserved() if gpu else None,
+        "used": torch.cuda.max_memory_allocated() if gpu else None,
         "planned_memory": planned.memory.total,
     }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from rag_train.eval.benchmarks import gpu
 from rag_train.eval.benchmarks.common import CONTROLLER, random_model
@@ -13,9 +12,9 @@ from rag_train.model_presets import Preset
 from rag_train.training.recipe import SFTRecipe
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr("sys.argv", ["gpu"])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as stopped:
         gpu.main()
     assert stopped.value.code == 2
