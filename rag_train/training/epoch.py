@@ -116,8 +116,11 @@ def _rollouts(recipe: TrainRecipe, settings: RLRecipe, questions: int) -> Epoch:
     """Return the passes over the rollouts of an epoch; those of an incomplete last generation are left out."""
     each = recipe.gradient_accumulation * settings.updates
     passes = questions * settings.group // (recipe.batch_size * each) * each
-    length = PADDING * math.ceil(recipe.max_tokens / PADDING)
+    step = SLICE if recipe.trees else PADDING
+    length = step * math.ceil(recipe.max_tokens / step)
     tokens = recipe.batch_size * length
+    if recipe.trees:  # at the most: rollouts that share nothing
+        tokens, length = few_lengths(tokens), length + SLICE
     return Epoch(questions, passes, passes * tokens, passes * tokens, (Pass(tokens, tokens, tokens * length),))
 
 

@@ -256,7 +256,7 @@ def _attention(
 
 
 def _logits(recipe: TrainRecipe, vocabulary: int, tokens: int, predicted: float, gpu: bool) -> float:
-    if recipe.trees:
+    if recipe.trees and not recipe.rl:
         return 12 * predicted * vocabulary
     entry = 8.0 if gpu else 32.0
     return entry * min(tokens, TILE[0]) * min(vocabulary, TILE[1])

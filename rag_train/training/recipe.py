@@ -154,6 +154,9 @@ class RLRecipe:
     """Weight of the divergence from the starting model, which is then kept in memory."""
     correction: Positive = 2.0
     """Upper limit of the importance weight of a token, its probability in training over that in the engine."""
+    layout: Literal["rollouts", "tree"] = "tree"
+    """rollouts: TRL's batches, with a padded row for each rollout. tree: all rollouts of a batch in one row, so
+    that every distinct prefix is computed once. The loss is the same."""
     updates: Count = 1
     """Optimizer steps on the rollouts of one generation, which are as many as those steps need; divides
     save_steps."""
@@ -364,7 +367,7 @@ class TrainRecipe:
     @property
     def trees(self) -> bool:
         """Whether the rows are trees (`rag_train.training.tree`)."""
-        return bool(self.pack_tokens) or (self.dpo is not None and self.dpo.layout == "tree")
+        return bool(self.pack_tokens) or "tree" in (self.dpo and self.dpo.layout, self.rl and self.rl.layout)
 
 
 def load_train_recipe(path: str | Path, overrides: Sequence[str] = ()) -> TrainRecipe:

@@ -10,9 +10,9 @@ if and only if j <= i <= last[j].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,9 @@ SLICE = 128
 """Tokens of a slice in `sliced_attention`, and of a block in FlexAttention."""
 IMPLEMENTATIONS = {"flex": "flex_attention", "sliced": SLICED, "sdpa": "sdpa"}
 """Names in transformers of the values of the recipe's key ``attention``."""
+NO_TREES = "remove sft.pack_tokens, set dpo.layout=pairs or set rl.layout=rollouts"
+
+TokenT = TypeVar("TokenT", bound=Hashable)
 
 
 class Slice(NamedTuple):
@@ -50,19 +53,20 @@ class Slice(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tree:
+class Tree(Generic[TokenT]):
     """A row of T tokens: ids, positions and last descendants, each of length T, and the path of each sequence."""
 
-    ids: list[int]
+    ids: list[TokenT]
     positions: list[int]
     last: list[int]
     paths: list[list[int]]
 
 
-def lay_out(sequences: Sequence[Sequence[int]]) -> Tree:
+def lay_out(sequences: Sequence[Sequence[TokenT]]) -> Tree[TokenT]:
     """Lay out the trie of ``sequences`` in preorder; ``paths[n][k]`` is the index of token k of sequence n."""
-    children: list[dict[int, int]] = [{}]  # by node: the root, then the tokens in order of insertion
-    tokens, depths = [-1], [-1]
+    children: list[dict[TokenT, int]] = [{}]  # by node: the root, then the tokens in order of insertion
+    tokens: list[TokenT] = []  # without the root
+    depths = [-1]
     walks = []
     for sequence in sequences:
         node, walk = 0, []
@@ -89,7 +93,7 @@ def lay_out(sequences: Sequence[Sequence[int]]) -> Tree:
         stack.append((node, True))
         stack += [(child, False) for child in reversed(children[node].values())]
     return Tree(
-        ids=[tokens[node] for node in order],
+        ids=[tokens[node - 1] for node in order],
         positions=[depths[node] for node in order],
         last=[last[node] for node in order],
         paths=[[place[node] for node in walk] for walk in walks],
@@ -165,7 +169,7 @@ def sliced_attention(
     if any(more.get(name) is not None for name in ("s_aux", "position_bias")):
         raise UserError(
             f"{type(module).__name__}: tree rows of this model need attention=flex and a GPU; without a GPU, "
-            "remove sft.pack_tokens or set dpo.layout=pairs"
+            f"{NO_TREES}"
         )
     scale, outputs = scaling or query.shape[-1] ** -0.5, []
     for queries, part in zip(query.split(SLICE, 2), tree_slices, strict=True):
@@ -226,8 +230,7 @@ def _require_support(config: Any, choice: str, capped: bool) -> None:
     kinds = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
     if kinds:
         raise UserError(
-            f"model of type {config.model_type}: layers with {kinds[0]} cannot be trained on trees; remove "
-            "sft.pack_tokens, or set dpo.layout=pairs"
+            f"model of type {config.model_type}: layers with {kinds[0]} cannot be trained on trees; {NO_TREES}"
         )
     if choice == "flex" and not torch.cuda.is_available():
         raise UserError("attention=flex: FlexAttention trains on GPUs only; set attention=auto, sliced or sdpa")
@@ -270,22 +273,35 @@ def _attention(model: torch.nn.Module, last: torch.Tensor, positions: torch.Tens
 
 
 def padded(
-    ids: torch.Tensor, positions: torch.Tensor, last: torch.Tensor, at: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Pad a row with tokens that attend only to themselves, and ``at`` with 0, to few different lengths.
+    ids: torch.Tensor, positions: torch.Tensor, last: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Pad a row with tokens that attend only to themselves, to few different lengths.
 
     Kernels are compiled and memory is reserved for each length.
     """
     size = few_lengths(len(ids))
     last = torch.cat([last, torch.arange(len(last), size, device=last.device)])
     ids, positions = (F.pad(values, (0, size - len(values))) for values in (ids, positions))
-    return ids, positions, last, F.pad(at, (0, few_lengths(len(at)) - len(at)))
+    return ids, positions, last
 
 
 def few_lengths(size: int) -> int:
     """Round up to a multiple of ``SLICE`` of which there are at most four per doubling."""
     step = max(SLICE, 2 ** (size.bit_length() - 3))
     return -(-size // step) * step
+
+
+def forward_arguments(
+    model: torch.nn.Module, ids: torch.Tensor, positions: torch.Tensor, last: torch.Tensor
+) -> dict[str, Any]:
+    """Return the arguments of the model's forward pass over a row, which is padded."""
+    ids, positions, last = padded(ids, positions, last)
+    return {
+        "input_ids": ids[None],
+        "position_ids": positions[None],
+        "use_cache": False,
+        **_attention(model, last, positions),
+    }
 
 
 def path_logits(
@@ -295,16 +311,9 @@ def path_logits(
 
     ``ids``, ``positions`` and ``last`` are those of a `Tree`, of shape (T,).
     """
-    number = len(at)
-    ids, positions, last, at = padded(ids, positions, last, at)
-    logits = model(
-        input_ids=ids[None],
-        position_ids=positions[None],
-        **_attention(model, last, positions),
-        logits_to_keep=at,
-        use_cache=False,
-    ).logits[0]
-    return logits[:number]
+    kept = F.pad(at, (0, few_lengths(len(at)) - len(at)))
+    logits = model(**forward_arguments(model, ids, positions, last), logits_to_keep=kept).logits[0]
+    return logits[: len(at)]
 
 
 def path_logprobs(

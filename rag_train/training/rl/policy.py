@@ -32,6 +32,22 @@ class Policy(LLM, Protocol):
         ...
 
 
+@contextmanager
+def generating(model: Any) -> Iterator[None]:
+    """Let ``model`` generate meanwhile, with an attention that has a cache, which that of trees has not.
+
+    Gradient checkpointing, which would switch off the cache, is without effect in evaluation mode.
+    """
+    attention = model.config._attn_implementation
+    model.eval()
+    model.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(attention)
+        model.train()
+
+
 class SharedPolicy(TransformersEngine):
     """An engine that generates with the weights that are trained."""
 

@@ -1,7 +1,8 @@
 """Stage III: TRL's GRPOTrainer over rollouts of our strategy.
 
 TRL computes rewards, group advantages, importance weights, the clipped loss and the metrics. Ours: the rollouts
-(TRL's ``rollout_func``), an advantage for each token, and the dropping of groups without variance.
+(TRL's ``rollout_func``), an advantage for each token, the dropping of groups without variance, and the tree layout
+of a batch (`rag_train.training.rl.logprobs`).
 
 The rollouts of a step are those of its weights (`rag_train.training.rl.policy`). With ``rl.ahead`` they are those
 of the weights one generation before, and are made while the model trains.
@@ -19,8 +20,9 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch.utils.data import Sampler
-from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers import AutoConfig, PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import split_tensor_dict
 
 from rag_train.errors import UserError
 from rag_train.files import write_text
@@ -33,10 +35,12 @@ from rag_train.training.failures import FiniteLossTrainer
 from rag_train.training.memory import current_sharding
 from rag_train.training.recipe import TrainRecipe
 from rag_train.training.rl.ahead import Background, Begun, Foreseen
-from rag_train.training.rl.policy import Policy, SharedPolicy, VLLMPolicy
+from rag_train.training.rl.logprobs import tree_logprobs
+from rag_train.training.rl.policy import Policy, SharedPolicy, VLLMPolicy, generating
 from rag_train.training.rl.rewards import PARTS, weights
 from rag_train.training.rl.rollouts import Rollout, Rollouts
 from rag_train.training.setup import lora_config, trainer_arguments
+from rag_train.training.tree import attention_for_trees
 
 ROLLOUTS = "rollouts.jsonl"
 """File next to the checkpoints with the rollouts of the last generation."""
@@ -97,12 +101,8 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
         self._metrics["train"]["update_time"].append(time.perf_counter() - start - waited)
         start = time.perf_counter() - waited
         if made is None:
-            model: Any = self.model
-            model.eval()  # gradient checkpointing would switch off the cache of keys and values
-            try:
+            with generating(self.accelerator.unwrap_model(self.model)):
                 made = self._begin(prompts, self.state.global_step).made.result()
-            finally:
-                model.train()
         self._metrics["train"]["rollout_time"].append(time.perf_counter() - start)
         self._made = made
         if self._recipe.ahead and (following := self._following()):
@@ -165,8 +165,39 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
         assert self.args.output_dir is not None
         return Path(self.args.output_dir) / checkpoint / f"ahead-{self.accelerator.process_index}.json"
 
+    def _prepare_inputs(self, inputs: Any) -> dict[str, Any]:
+        """Return a batch as TRL does, but with the rollouts of a question next to each other."""
+        before = self._buffered_inputs
+        batch = super()._prepare_inputs(inputs)
+        if self._buffered_inputs is before or self._buffered_inputs is None:
+            return batch
+        self._buffered_inputs = _in_order(self._buffered_inputs)
+        return self._buffered_inputs[self._step % len(self._buffered_inputs)]
+
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **more
+    ):
+        """Return log-probabilities, entropies and auxiliary loss as TRL does, from trees of ``batch_size`` rows."""
+        if self._recipe.layout == "rollouts":
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, batch_size, **more
+            )
+        size = batch_size or len(input_ids)
+        with self.accelerator.autocast():
+            parts = [
+                tree_logprobs(model, ids, mask, logits_to_keep)
+                for ids, mask in zip(input_ids.split(size), attention_mask.split(size), strict=True)
+            ]
+        logprobs, entropies, losses = zip(*parts, strict=True)
+        return (
+            torch.cat(logprobs),
+            None if entropies[0] is None else torch.cat(entropies),
+            None if losses[0] is None else torch.stack(losses).mean(),
+        )
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Add to TRL's batch an advantage for each token; mask the groups in which every advantage is 0."""
+        """Add to TRL's batch an advantage for each token, and the order of its rows, which TRL will shuffle; mask
+        the groups in which every advantage is 0."""
         batch = super()._generate_and_score_completions(inputs)
         size, completions = self._recipe.group, batch["completion_ids"]
         advantages = torch.zeros(completions.shape)
@@ -175,6 +206,7 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
             advantages[i] = token_advantages(rollout, advantage, group, completions.size(1))
         kept = advantages.view(len(self._made) // size, -1).any(1).repeat_interleave(size)
         batch["advantages"] = advantages.to(completions.device)
+        batch["order"] = torch.arange(len(self._made), device=completions.device)
         batch["tool_mask"] = batch["tool_mask"] * kept[:, None].to(completions.device)
         trained = (batch["completion_mask"] * batch["tool_mask"]).sum()
         batch["num_items_in_batch"] = self.accelerator.gather(trained).sum()
@@ -209,6 +241,16 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
         """Return the batch that was trained on; ``inputs`` are only its questions."""
         assert self._buffered_inputs is not None
         return super().readable(self._buffered_inputs[(self._step - 1) % len(self._buffered_inputs)])
+
+
+def _in_order(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the batches of a generation with all rows in the order of ``order``."""
+    order = torch.cat([batch["order"] for batch in batches]).argsort()
+    whole = {
+        name: torch.cat([batch[name] for batch in batches])[order] if value.ndim else value
+        for name, value in batches[0].items()
+    }
+    return split_tensor_dict(whole, len(batches))
 
 
 def token_advantages(rollout: Rollout, advantage: float, group: Sequence[Rollout], size: int) -> torch.Tensor:
@@ -363,6 +405,9 @@ def rl_trainer(
     shared = trainer_arguments(recipe, checkpoints)
     del shared["max_length"]
     shared["include_num_input_tokens_seen"] = "no"  # TRL counts the tokens of the rollouts itself
+    if settings.layout == "tree":
+        config = AutoConfig.from_pretrained(recipe.model)
+        shared["model_init_kwargs"]["attn_implementation"] = attention_for_trees(config, recipe.attention)
     arguments = GRPOConfig(
         **shared,
         num_generations=settings.group,

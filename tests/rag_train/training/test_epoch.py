@@ -18,17 +18,15 @@ from rag_train.training.packing import distinct_runs, pack_rows, sortable
 from rag_train.training.recipe import DPORecipe, SFTRecipe
 from rag_train.training.rows import LazyRows
 from rag_train.training.sft import packed_rows
-from rag_train.training.tree import SLICE, lay_out, padded, slices
+from rag_train.training.tree import SLICE, few_lengths, lay_out, padded, slices
 from rag_train.training.tree_dpo import tree_rows
 
 
 def lengths(rows: LazyRows) -> list[tuple[int, int]]:
     """Return the tokens and logits of each row as the model gets it."""
-    names, computed = ("input_ids", "positions", "last", "at"), []
-    for row in (rows[i] for i in range(len(rows))):
-        ids, _, _, at = padded(*(torch.tensor(row[name]) for name in names))
-        computed.append((len(ids), len(at)))
-    return computed
+    names = ("input_ids", "positions", "last")
+    filled = [padded(*(torch.tensor(rows[i][name]) for name in names)) for i in range(len(rows))]
+    return [(len(ids), few_lengths(len(rows[i]["at"]))) for i, (ids, _, _) in enumerate(filled)]
 
 
 @pytest.mark.parametrize("budget", [300, 600, 1100])
@@ -91,8 +89,8 @@ def test_one_row_of_answers_needs_more_logits_than_the_mean(work: Path, tmp_path
 def test_attended_pairs_are_those_of_sliced_attention(sequences: list[list[int]]):
     tree = lay_out(sorted(sequences))
     size = -(-len(tree.ids) // SLICE) * SLICE
-    row = padded(*(torch.tensor(x) for x in (tree.ids, tree.positions, tree.last, [0])))
-    real = slices(row[2], row[1])[: size // SLICE]
+    _, positions, last = padded(*(torch.tensor(x) for x in (tree.ids, tree.positions, tree.last)))
+    real = slices(last, positions)[: size // SLICE]
     assert _row(distinct_runs([sortable(each) for each in sequences]), 0).attended == sum(
         part.mask.numel() for part in real
     )

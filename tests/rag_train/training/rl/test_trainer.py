@@ -168,6 +168,22 @@ def metrics(output: Path) -> list[dict[str, float]]:
     return [{name: row[name] for name in row if "time" not in name} for row in rows if "loss" in row]
 
 
+@pytest.mark.parametrize(
+    "keys", [{}, {"lora": LoraRecipe(r=4), "gradient_checkpointing": True}, {"loss": "grpo", "kl": 0.1}]
+)
+@pytest.mark.slow
+def test_tree_layout_trains_as_trl_does(world: Path, tmp_path: Path, keys: dict[str, Any]):
+    found = {}
+    for layout in ("rollouts", "tree"):
+        recipe = recipe_for(world, tmp_path / layout, **COSTS, **keys, layout=layout)
+        train(replace(recipe, lr=1e-3))
+        found[layout] = metrics(tmp_path / layout)
+    assert any(row["grad_norm"] > 0 for row in found["tree"])
+    for name in ("reward", "loss", "grad_norm", "sampling/importance_sampling_ratio/mean"):
+        theirs = [row[name] for row in found["rollouts"]]
+        assert [row[name] for row in found["tree"]] == pytest.approx(theirs, rel=1e-3, abs=1e-5), name
+
+
 @pytest.mark.parametrize("updates", [1, 2])
 @pytest.mark.slow
 def test_resumed_run_equals_uninterrupted_run(world: Path, tmp_path: Path, updates: int, monkeypatch):
