@@ -31,7 +31,8 @@ class DemoSeed:
     Attributes:
         models: folder of the demo with coldstart/, stage1/ and stage2/.
         folder: working directory of this seed, with ``index``.
-        training: training questions that no stage has seen.
+        training: training questions that no stage has seen, about films and people that Stage I has not searched;
+            to the facts of its own questions, its decisions are fitted already.
         questions: questions to answer.
         known: whether the pretrained model knows a fact, by subquery.
     """
@@ -156,8 +157,9 @@ def open_seed(models: Path, seed: int, options: argparse.Namespace) -> DemoSeed:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "index").exists():
         build_bm25(world.corpus(), folder / "index")
-    seen = {question.question for question in training_questions(world, demo).stage1}
-    left = [question for question in multi_hop(world.questions("train")) if question.question not in seen]
+    used = training_questions(world, demo)
+    seen = {question.question for question in (*used.cold_start, *used.stage2)}
+    left = [question for question in multi_hop(world.questions("lessons")) if question.question not in seen]
     asked = multi_hop(world.questions(options.split))
     for name, found in (("questions", left), ("answers", asked)):
         if len(found) < (needed := getattr(options, name)):

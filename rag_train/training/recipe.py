@@ -133,10 +133,11 @@ class RLRecipe:
     """Prices, which are subtracted."""
     credit: Literal["trajectory", "tree"] = "trajectory"
     """Advantage of a token. trajectory: that of its rollout in its group, for all tokens (GRPO). tree: the same,
-    except at one decision of each rollout: both decisions are rolled out there, and the decision's token gets the
-    difference of the mean rewards of the two subtrees."""
+    except at decisions: at the states that a question's rollouts visit, both decisions are rolled out, and the
+    decision's token gets the difference of the mean rewards of the two subtrees. A question has at most as many
+    states tried as it has rollouts."""
     branches: Count = 2
-    """With credit tree: rollouts of each of the two decisions."""
+    """With credit tree: rollouts of each of the two decisions at a state."""
     scale: Literal["group", "none"] = "group"
     """group: advantages are divided by the standard deviation of the question's rewards, as in GRPO. none: not, as
     in Dr. GRPO (Liu et al. 2025), so that questions with nearly equal rewards count less. With group, a small price

@@ -1,7 +1,8 @@
 """Rollouts: questions answered with sampled tokens, many at a time, and what their decisions are worth.
 
-With credit ``tree``, one decision of each rollout is tried both ways, as in the search for training data (DeepRAG,
-Algorithm 1): the advantage of the decision taken is the difference of the mean rewards of the two subtrees.
+With credit ``tree``, the rollouts' decisions are tried both ways, as in the search for training data (DeepRAG,
+Algorithm 1): the advantage of the decision taken is the difference of the mean rewards of the two subtrees. The
+rollouts of a question visit many states together, which are tried once.
 
 The policy gradient needs Q(s, d) - V(s), which for two decisions is this difference times the probability of the
 other decision. In expectation over the sampled decision, the difference gives twice that gradient, with less
@@ -13,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Coroutine, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from rag_train.errors import PromptTooLong, UserError
+from rag_train.formats import deeprag
 from rag_train.llm.base import LLM, Completion, Sampling, Usage
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Decision, LLMCall, Question, Step, Trajectory
@@ -73,7 +75,7 @@ class Sampler(Counted):
 
 @dataclass
 class Branch:
-    """Both decisions at step ``step`` of a rollout: the rewards of the transcripts below them."""
+    """Both decisions at step ``step`` of a rollout: the rewards of sampled transcripts below them."""
 
     step: int
     taken: list[float]
@@ -87,14 +89,23 @@ class Branch:
 
 @dataclass
 class Rollout:
-    """A sampled trajectory, its reward, its row, and the tokens that the engine read and wrote for it."""
+    """A sampled trajectory, its reward, its row, the tokens that the engine read and wrote for it, and those of its
+    decisions that were tried both ways.
+
+    The tokens of the tries at a state count for one of the rollouts that visit it.
+    """
 
     trajectory: Trajectory
     reward: float
     row: Row
-    branch: Branch | None
     read: int
     written: int
+    branches: list[Branch] = field(default_factory=list)
+
+    def pay(self, spent: Sequence[Usage]) -> None:
+        """Add the tokens of calls."""
+        self.read += sum(each.prompt_tokens for each in spent)
+        self.written += sum(each.completion_tokens for each in spent)
 
 
 class Rollouts:
@@ -110,10 +121,20 @@ class Rollouts:
     async def sample(self, questions: Sequence[Question], seed: str, first: int = 0) -> list[Rollout]:
         """Answer all questions at the same time. The same ``seed`` and weights give the same rollouts.
 
-        ``first`` is the number of the first question among those of all processes.
+        ``questions`` has each question as often as a group has rollouts, one after the other; ``first`` is the
+        number of the first one among those of all processes.
         """
+        size = self._recipe.group
+        starts = range(0, len(questions), size)
+        groups = (self._group(questions[start : start + size], seed, first + start) for start in starts)
+        return [rollout for group in await asyncio.gather(*groups) for rollout in group]
+
+    async def _group(self, questions: Sequence[Question], seed: str, first: int) -> list[Rollout]:
         numbered = enumerate(questions, first)
-        return list(await asyncio.gather(*(self._rollout(q, f"{seed}/{i}") for i, q in numbered)))
+        group = await asyncio.gather(*(self._rollout(q, f"{seed}/{i}") for i, q in numbered))
+        if self._recipe.credit == "tree":
+            await self._try_decisions(questions[0], group, f"{seed}/{first}/states")
+        return group
 
     async def _rollout(self, question: Question, seed: str) -> Rollout:
         spent: list[Usage] = []
@@ -124,13 +145,9 @@ class Rollouts:
                 f"question {question.id!r}: its prompt exceeds the model's context; remove it from data"
             )
         row = encode_rollout(self._llm.tokenizer, self._trained(sampler.turns, seed), self._max_tokens)
-        states = [number for number in row.decisions if number < len(trajectory.steps)]
-        branch = None
-        if self._recipe.credit == "tree" and states:
-            number = random.Random(f"{seed}/state").choice(states)
-            branch = await self._branch(question, trajectory, number, seed, spent)
-        read, written = sum(each.prompt_tokens for each in spent), sum(each.completion_tokens for each in spent)
-        return Rollout(trajectory, total(question, trajectory, self._weights), row, branch, read, written)
+        rollout = Rollout(trajectory, total(question, trajectory, self._weights), row, 0, 0)
+        rollout.pay(spent)
+        return rollout
 
     def _trained(self, turns: list[Turn], seed: str) -> list[Turn]:
         """Return the calls that are trained.
@@ -144,24 +161,53 @@ class Rollouts:
         ordered = sorted(turns, key=lambda turn: (turn.prompt, turn.written))
         return [random.Random(f"{seed}/call").choice(ordered)]
 
-    async def _branch(
-        self, question: Question, trajectory: Trajectory, number: int, seed: str, spent: list[Usage]
-    ) -> Branch:
-        """Try both decisions at step ``number`` of a trajectory."""
-        before, state = trajectory.steps[:number], trajectory.steps[number]
+    async def _try_decisions(self, question: Question, group: Sequence[Rollout], seed: str) -> None:
+        """Try both decisions at the states that a question's rollouts visit, at most as many as there are rollouts.
+
+        If there are more, they are drawn at random, each visit with the same chance.
+        """
+        visits = [
+            (rollout, number)
+            for rollout in group
+            for number in rollout.row.decisions
+            if number < len(rollout.trajectory.steps)
+        ]
+        random.Random(seed).shuffle(visits)
+        states: dict[str, list[tuple[Rollout, int]]] = {}
+        for rollout, number in visits:
+            steps = rollout.trajectory.steps
+            state = deeprag.text_of(steps[:number]) + deeprag.subquery_line(steps[number].subquery)
+            if state in states or len(states) < len(group):
+                states.setdefault(state, []).append((rollout, number))
+        await asyncio.gather(
+            *(self._try_state(question, each, f"{seed}/{i}") for i, each in enumerate(states.values()))
+        )
+        for rollout in group:
+            rollout.branches.sort(key=lambda branch: branch.step)
+
+    async def _try_state(self, question: Question, visits: Sequence[tuple[Rollout, int]], seed: str) -> None:
+        """Try both decisions at a state, and add the rewards to the rollouts that visit it, each at a step."""
+        first, number = visits[0]
+        before, subquery = first.trajectory.steps[:number], first.trajectory.steps[number].subquery
+        spent: list[Usage] = []
 
         async def value(decision: Decision, k: int) -> float:
             sampler = Sampler(self._llm, self._recipe.temperature, f"{seed}/{decision}/{k}", spent)
-            work = self._deeprag(sampler).branch(question, before, state.subquery, decision)
-            begun = [*before, Step(subquery=state.subquery, decision=decision)]
+            work = self._deeprag(sampler).branch(question, before, subquery, decision)
+            begun = [*before, Step(subquery=subquery, decision=decision)]
             return total(question, await self._answered(question, work, sampler, begun), self._weights)
 
-        # The rollout's own reward is no sample of `taken`. The state is drawn from the whole transcript, so that a
-        # state with a short continuation is drawn more often, and the continuation that led to the draw is biased.
-        [other] = set(Decision) - {state.decision}
-        tries = [(decision, k) for decision in (state.decision, other) for k in range(self._recipe.branches)]
-        values = await asyncio.gather(*(value(decision, k) for decision, k in tries))
-        return Branch(number, values[: self._recipe.branches], values[self._recipe.branches :])
+        tries = [(decision, k) for decision in Decision for k in range(self._recipe.branches)]
+        rewards = await asyncio.gather(*(value(decision, k) for decision, k in tries))
+        first.pay(spent)
+        halves = rewards[: self._recipe.branches], rewards[self._recipe.branches :]
+        values = dict(zip(Decision, halves, strict=True))
+        # The rollouts' own rewards are no samples. A long continuation has states of its own that compete for the
+        # tries, so that whether this state is tried depends on how the rollouts went on.
+        for rollout, number in visits:
+            taken = rollout.trajectory.steps[number].decision
+            [other] = set(Decision) - {taken}
+            rollout.branches.append(Branch(number, values[taken], values[other]))
 
     def _strategy(self, sampler: Sampler, spent: list[Usage]) -> Strategy:
         name, turns, tokens = self._recipe.strategy, self._recipe.max_steps, self._recipe.call_tokens

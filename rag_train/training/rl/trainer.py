@@ -228,7 +228,7 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
                     "step": self.state.global_step,
                     "reward": rollout.reward,
                     "advantage": next((a for a, t in zip(row, rollout.row.trained, strict=False) if t), 0.0),
-                    "branch": rollout.branch and vars(rollout.branch),
+                    "branches": list(map(vars, rollout.branches)),
                     "text": tokenizer.decode(rollout.row.prompt_ids + rollout.row.completion_ids),
                     "trajectory": rollout.trajectory.model_dump(mode="json", exclude_defaults=True),
                 }
@@ -254,21 +254,21 @@ def _in_order(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def token_advantages(rollout: Rollout, advantage: float, group: Sequence[Rollout], size: int) -> torch.Tensor:
-    """Return the advantage of each of ``size`` tokens: ``advantage``, and that of the branch at its decision.
+    """Return the advantage of each of ``size`` tokens: ``advantage``, and those of the branches at their decisions.
 
     ``advantage`` is 0 in a group whose rewards are equal, where TRL's is the rounding error of their mean.
     """
     equal = len({each.reward for each in group}) == 1
     values = torch.full((size,), 0.0 if equal else advantage)
-    if rollout.branch:
-        values[rollout.row.decisions[rollout.branch.step]] = rollout.branch.advantage
+    for branch in rollout.branches:
+        values[rollout.row.decisions[branch.step]] = branch.advantage
     return values
 
 
 def _counts(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Return the sums over rollouts that `_measures` needs, but the number of ``kept`` ones."""
     decisions = [step.decision for rollout in rollouts for step in rollout.trajectory.steps]
-    branches = [(each.branch, each.trajectory.steps[each.branch.step]) for each in rollouts if each.branch]
+    branches = [(branch, each.trajectory.steps[branch.step]) for each in rollouts for branch in each.branches]
     gains = [
         branch.advantage if step.decision is Decision.RETRIEVE else -branch.advantage for branch, step in branches
     ]

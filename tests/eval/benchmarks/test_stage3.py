@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ from rag_train.errors import UserError
 from rag_train.eval.benchmarks.common import stage3_recipe
 from rag_train.eval.benchmarks.stage3 import models_of, open_seed, settings_of, trained
 from rag_train.eval.demo.recipe import demo_recipe
-from rag_train.eval.miniworld.lab import multi_hop
+from rag_train.eval.miniworld.lab import training_questions
 from rag_train.miniworld.world import World
 from rag_train.training import run
 from rag_train.training.checkpoints import _mark
@@ -39,16 +40,17 @@ def test_says_how_missing_models_are_made(tmp_path: Path, split: str, command: s
 def test_a_seed_has_as_many_questions_as_are_asked_for(
     tmp_path: Path, mini_world: World, monkeypatch: pytest.MonkeyPatch
 ):
-    """The world has more than the demo answers: those that Stage I has not searched are left for training."""
-    left = len(multi_hop(mini_world.questions("train"))) - demo_recipe().stage1.questions
+    """The world has more than the demo answers: those that no stage has seen are left for training."""
     monkeypatch.setattr("rag_train.miniworld.world.World", lambda config: mini_world)
     monkeypatch.setattr("rag_train.retrieval.open.open_retriever", lambda place: None)
     (tmp_path / "demo/index").mkdir(parents=True)
-    options = argparse.Namespace(work=tmp_path, split="dev", questions=left, answers=1160)
+    options = argparse.Namespace(work=tmp_path, split="dev", questions=640, answers=1160)
     seed = open_seed(Path("demo"), 0, options)
-    assert (len(seed.training), len(seed.questions)) == (left, 1160)
-    assert not {q.question for q in seed.training} & {q.question for q in seed.questions}
-    options.questions = left + 1
+    used = [*itertools.chain(*training_questions(mini_world, demo_recipe())), *seed.questions]
+    assert not {q.question for q in seed.training} & {q.question for q in used}
+    left = options.questions = len(seed.training)
+    assert left >= 640 and len(open_seed(Path("demo"), 0, options).questions) == 1160
+    options.questions += 1
     with pytest.raises(UserError, match=f"^--questions {left + 1}: seed 0 has {left}; give at most that number"):
         open_seed(Path("demo"), 0, options)
 

@@ -56,7 +56,7 @@ def sample(first: str, n: int = 1, limit: int = 10**6, **keys: Any) -> tuple[lis
 def test_a_rollout_is_the_strategys_trajectory_and_its_reward():
     [rollout], _, found = sample(ASK + deeprag.SEARCH, price=PriceRecipe(retrievals=0.25))
     assert (rollout.trajectory.answer, rollout.trajectory.retrievals, found.queries) == ("Rome", 1, ["Who?"])
-    assert rollout.reward == 0.75 and rollout.branch is None
+    assert rollout.reward == 0.75 and not rollout.branches
     assert (rollout.read, rollout.written) == (20, sum(call.completion_tokens for call in rollout.trajectory.calls))
 
 
@@ -78,14 +78,36 @@ def test_calls_are_sampled_each_with_its_own_seed():
 def test_both_decisions_are_tried_at_a_state(first: str, taken: list[float], other: list[float]):
     """Only a passage tells the answer, at a price."""
     [rollout], engine, _ = sample(first, credit="tree", branches=3, price=PriceRecipe(retrievals=0.25))
-    assert rollout.branch == Branch(0, taken, other)
-    assert rollout.branch is not None and rollout.branch.advantage == taken[0] - other[0]
+    assert rollout.branches == [Branch(0, taken, other)]
+    assert rollout.branches[0].advantage == taken[0] - other[0]
     assert rollout.read == 10 * len(engine.samplings) == 10 * (len(rollout.trajectory.calls) + 6)
 
 
 def test_a_transcript_without_a_decision_has_no_branch():
     [rollout], engine, _ = sample(f"{deeprag.FINAL} Oslo\n", credit="tree")
-    assert rollout.branch is None and len(engine.samplings) == 1
+    assert not rollout.branches and len(engine.samplings) == 1
+
+
+TWICE = f"{ASK}{deeprag.INTERMEDIATE} he\n{ASK}{deeprag.SEARCH}"
+
+
+def test_states_that_a_group_visits_together_are_tried_once():
+    """Both decisions of each of two states, in a group of three equal rollouts; each of two groups has its own."""
+    made, engine, _ = sample(TWICE, n=6, group=3, credit="tree", branches=2)
+    own = sum(len(each.trajectory.calls) for each in made)
+    assert len(engine.samplings) == own + 2 * 2 * 2 * 2
+    for each in made:
+        assert [(branch.step, len(branch.taken), len(branch.other)) for branch in each.branches] == [
+            (0, 2, 2),
+            (1, 2, 2),
+        ]
+        assert each.branches == made[0].branches
+    assert sum(each.read for each in made) == 10 * len(engine.samplings)
+
+
+def test_no_more_states_are_tried_than_a_question_has_rollouts():
+    [rollout], _, _ = sample(TWICE, group=1, credit="tree")
+    assert [branch.step for branch in rollout.branches] in ([0], [1])
 
 
 def test_a_forced_answer_is_not_trained():

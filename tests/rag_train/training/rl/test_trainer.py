@@ -52,28 +52,30 @@ def recipe_for(world: Path, output: Path, **keys: Any) -> TrainRecipe:
     return recipe_in(world, output, **keys)
 
 
-def rollout(reward: float, branch: Branch | None = None, decisions: dict[int, int] | None = None) -> Rollout:
+def rollout(reward: float, *branches: Branch, decisions: dict[int, int] | None = None) -> Rollout:
     row = Row([1], [2, 3, 4], [1, 0, 1], [-1.0, 0.0, -1.0], decisions or {})
-    return Rollout(Trajectory(question_id="", question="", strategy=""), reward, row, branch, 0, 0)
+    return Rollout(Trajectory(question_id="", question="", strategy=""), reward, row, 0, 0, list(branches))
 
 
 # -- advantages ------------------------------------------------------------------------------------------
 
 
 def test_a_decision_has_the_difference_of_its_subtrees_and_other_tokens_that_of_the_rollout():
-    """A tree by hand: searching leads to 1 and 0.5, not searching to 0 and 0; the rollout did not search."""
+    """A tree by hand: at its first step the rollout did not search, which leads to 0 and 0, and searching to 1 and
+    0.5; at the next one it decided well."""
     branch = Branch(0, taken=[0.0, 0.0], other=[1.0, 0.5])
-    group = [rollout(0.0, branch, {0: 2}), rollout(1.0)]
-    assert token_advantages(group[0], -0.5, group, 4).tolist() == [-0.5, -0.5, -0.75, -0.5]
+    later = Branch(1, taken=[1.0], other=[0.5])
+    group = [rollout(0.0, branch, later, decisions={0: 2, 1: 0}), rollout(1.0)]
+    assert token_advantages(group[0], -0.5, group, 4).tolist() == [0.5, -0.5, -0.75, -0.5]
 
 
 def test_without_a_branch_all_tokens_have_the_rollouts():
     assert token_advantages(rollout(1.0), 0.5, [rollout(1.0), rollout(0.0)], 3).tolist() == [0.5] * 3
 
 
-@pytest.mark.parametrize("branch", [None, Branch(0, taken=[1.0], other=[1.0])])
-def test_equal_rewards_give_no_advantage(branch: Branch | None):
-    group = [rollout(0.1, branch, {0: 0}), rollout(0.1), rollout(0.1)]
+@pytest.mark.parametrize("branches", [[], [Branch(0, taken=[1.0], other=[1.0])]])
+def test_equal_rewards_give_no_advantage(branches: list[Branch]):
+    group = [rollout(0.1, *branches, decisions={0: 0}), rollout(0.1), rollout(0.1)]
     assert not token_advantages(group[0], 1e-8, group, 3).any()
 
 
@@ -104,7 +106,7 @@ def test_only_sampled_tokens_of_groups_with_different_rewards_have_a_gradient(
     assert 0 in row.trained[1:-1]
     answers = ["Rome", "Oslo", "Oslo", "Oslo"]
     made = [
-        Rollout(t, float(t.answer == "Rome"), replace(row), None, 1, 1)
+        Rollout(t, float(t.answer == "Rome"), replace(row), 1, 1)
         for t in (Trajectory(question_id="", question="", strategy="", answer=answer) for answer in answers)
     ]
     recipe = recipe_for(world, tmp_path / "out", group=2)
@@ -130,7 +132,7 @@ def test_gap_between_engine_and_trainer_is_logged_and_its_weight_limited(
     row = encode_rollout(TOKENIZER, searched(), 999)
     row.logprobs = [-99.0 * flag for flag in row.trained]
     empty = Trajectory(question_id="", question="", strategy="")
-    made = [Rollout(empty, reward, replace(row), None, 1, 1) for reward in (0.0, 1.0)]
+    made = [Rollout(empty, reward, replace(row), 1, 1) for reward in (0.0, 1.0)]
     recipe = recipe_for(world, tmp_path / "out", group=2, correction=1.5)
     trainer, batch = hand_made(monkeypatch, recipe, tmp_path / "checkpoints", made)
     weights = batch["importance_sampling_ratio"][:, : len(row.trained)]
@@ -153,7 +155,7 @@ def test_measures_of_the_decisions_are_without_the_noise_of_single_rollouts(
     )
     row = encode_rollout(TOKENIZER, searched(), 999)
     coins = product(taken, taken, (0, 1), (0, 1))
-    made = [Rollout(trajectory, 0.0, replace(row), Branch(0, [a, b], [c, d]), 1, 1) for a, b, c, d in coins]
+    made = [Rollout(trajectory, 0.0, replace(row), 1, 1, [Branch(0, [a, b], [c, d])]) for a, b, c, d in coins]
     recipe = recipe_for(world, tmp_path / "out", group=2)
     trainer, _ = hand_made(monkeypatch, recipe, tmp_path / "checkpoints", made)
     found = trainer._metrics["train"]
