@@ -124,6 +124,7 @@ def test_every_results_file_has_a_page() -> None:
         "factories": "teacher_data",
         "demo_first": "demo",
         "demo_seeds": "demo",
+        "reproduction_seeds": "reproduction",
         "thresholds": "reproduction",
     }
     names = {path.stem for path in (DOCS / "results").glob("*.json")}
