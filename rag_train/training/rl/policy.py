@@ -40,7 +40,7 @@ def generating(model: Any) -> Iterator[None]:
     """
     attention = model.config._attn_implementation
     model.eval()
-    model.set_attn_implementation("sdpa")
+    model.set_attn_implementation(None)  # transformers chooses
     try:
         yield
     finally:
