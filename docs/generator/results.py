@@ -797,6 +797,23 @@ def runtime_table() -> str:
     return table(["strategy", "over one batch", "over one question at a time", "repetitions"], rows, "l")
 
 
+def boundary_table() -> str:
+    """Return how well each stage's decision, answer and probes tell known facts from all others."""
+    seeds = [result["auroc"] for result in load("bench_boundary")["seeds"].values()]
+    scores = {
+        "decision": "decision",
+        "answer": "answer",
+        "searched facts": "probe: searched facts",
+        "other facts": "probe: other facts",
+        "both": "probe: both",
+    }
+    rows = [
+        [stage, *(across_seeds([seed[stage][score] for seed in seeds], 2) for score in scores)]
+        for stage in seeds[0]
+    ]
+    return table(["model", *scores.values()], rows, "l")
+
+
 def rollouts_table() -> str:
     """Return the throughput of Stage III's engines and the parts of a step."""
     found = load("bench_rollouts")

@@ -1,4 +1,4 @@
-"""How much of the knowledge boundary can be read from a model: a limit for every training of its decisions.
+"""How much of the knowledge boundary can be read from a model: a limit for the training of its decisions.
 
 A state is a question's transcript up to a subquery, with the gold steps before it. At the states of a world's
 facts, known facts are told from all others by three scores: the probability with which the model retrieves, the
@@ -6,8 +6,8 @@ probability of the answer that it gives from memory, and a linear probe of its h
 facts of training questions. Each has an area under the ROC curve (AUROC), over facts about films and people that no
 training question mentions.
 
-The probe has the layer and the penalty that are best on those facts, so that it tells more than a probe that is
-chosen fairly: no decision that is linear in a hidden state tells more. Writes bench_boundary.json
+The probe shows what a linear decision could learn from the training facts with these hidden states. It has the
+layer and the penalty that are best on the facts it is judged by, which favours it. Writes bench_boundary.json
 (bench_boundary_dev.json with --split dev).
 
 First: rag-train demo --seeds 0
@@ -150,9 +150,7 @@ def read(model: Path, asked: Sequence[State]) -> tuple[np.ndarray, np.ndarray]:
     with torch.inference_mode():
         for start in range(0, len(rows), BATCH):
             batch = rows[start : start + BATCH]
-            ids = pad_sequence(
-                batch, batch_first=True
-            )  # no mask: no token attends to later ones
+            ids = pad_sequence(batch, batch_first=True)  # no mask: no token attends to later ones
             output = loaded(ids, output_hidden_states=True, use_cache=False)
             at = torch.arange(len(batch)), torch.tensor([len(row) - 1 for row in batch])
             last = output.logits[at]
