@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from generator.markdown import between, bullets, number, percent, spread, table
+from rag_train.eval.benchmarks.boundary import BOTH, FITTED, OTHERS
 from rag_train.eval.demo.claims import CLAIMS, FIRST, LAST, MINI_WORLD_CLAIMS, verdict
 from rag_train.eval.demo.reference import PROTOCOL, Placed, effects, is_complete, reference, verdicts_so_far
 from rag_train.eval.matrix.tables import cause_table, decision_table
@@ -800,13 +801,8 @@ def runtime_table() -> str:
 def boundary_table() -> str:
     """Return how well each stage's decision, answer and probes tell known facts from all others."""
     seeds = [result["auroc"] for result in load("bench_boundary")["seeds"].values()]
-    scores = {
-        "decision": "decision",
-        "answer": "answer",
-        "searched facts": "probe: searched facts",
-        "other facts": "probe: other facts",
-        "both": "probe: both",
-    }
+    scores = {"decision": "decision", "answer": "answer"}
+    scores |= {name: f"probe: {name}" for name in (FITTED, OTHERS, BOTH)}
     rows = [
         [stage, *(across_seeds([seed[stage][score] for seed in seeds], 2) for score in scores)]
         for stage in seeds[0]

@@ -18,15 +18,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error, seed_list
+from rag_train.eval.benchmarks.common import exit_on_user_error
 from rag_train.eval.benchmarks.frontier import EARLIER
-from rag_train.eval.benchmarks.stage3 import PROTOCOL, models_of
+from rag_train.eval.benchmarks.stage3 import PROTOCOL, demo_parser, models_of, world_of
 
 if TYPE_CHECKING:
     from rag_train.schema import Question
@@ -48,11 +48,7 @@ class State:
 
 
 def main() -> None:
-    parser = benchmark_parser(__doc__)
-    parser.add_argument("--demo", type=Path, default=Path("runs/demo"), help="working directory of the demo")
-    parser.add_argument("--seeds", type=seed_list, default="0", help="comma-separated seeds of the demo")
-    parser.add_argument("--split", choices=("dev", "test"), default="dev", help="split of the facts")
-    options = parser.parse_args()
+    options = demo_parser(__doc__).parse_args()
 
     from rag_train.eval.benchmarks.reporting import recorded
     from rag_train.eval.demo.recipe import demo_recipe
@@ -75,13 +71,11 @@ def main() -> None:
 
 def measured(models: Path, seed: int, split: str) -> dict[str, Any]:
     """Return the numbers of facts of a seed, and the AUROC of each score by stage."""
-    from rag_train.eval.demo.recipe import MiniWorldRecipe, demo_recipe
+    from rag_train.eval.demo.recipe import demo_recipe
     from rag_train.eval.miniworld.lab import multi_hop, training_questions
-    from rag_train.miniworld.world import World
 
-    demo = demo_recipe()
-    world = World(replace((demo.miniworld or MiniWorldRecipe()).world, seed=seed))
-    searched = states(training_questions(world, demo).stage1)
+    world = world_of(seed)
+    searched = states(training_questions(world, demo_recipe()).stage1)
     others = states(multi_hop(world.questions("lessons")))
     asked = states(multi_hop(world.questions(split)))
     others = {fact: state for fact, state in others.items() if fact not in searched}
@@ -114,17 +108,18 @@ def scores(
     model: Path, searched: Sequence[State], others: Sequence[State], asked: Sequence[State]
 ) -> dict[str, float]:
     """Return the AUROC over ``asked`` of a model's decision, of its answer, and of the probes, by name."""
-    retrieve, hidden = read(model, asked)
-    unknown = np.array([not state.known for state in asked])
+    every = [*searched, *others, *asked]
+    odds, features = read(model, every)
+    labels, first = np.array([not state.known for state in every]), len(searched) + len(others)
+    unknown, hidden = labels[first:], features[first:]
     found = {
-        "decision": auroc(retrieve, unknown),
+        "decision": auroc(odds[first:], unknown),
         "answer": auroc(-np.array(asyncio.run(confidence(model, asked))), unknown),
     }
-    for name, fitted in {FITTED: searched, OTHERS: others, BOTH: [*searched, *others]}.items():
-        _, features = read(model, fitted)
-        labels = np.array([not state.known for state in fitted])
+    fitted = {FITTED: slice(len(searched)), OTHERS: slice(len(searched), first), BOTH: slice(first)}
+    for name, part in fitted.items():
         found[name] = max(
-            auroc(probe(features[:, layer], labels, hidden[:, layer], penalty), unknown)
+            auroc(probe(features[part, layer], labels[part], hidden[:, layer], penalty), unknown)
             for layer in range(hidden.shape[1])
             for penalty in PENALTIES
         )

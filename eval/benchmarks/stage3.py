@@ -16,6 +16,7 @@ from rag_train.eval.benchmarks.common import benchmark_parser, seed_list
 
 if TYPE_CHECKING:
     from rag_train.eval.metrics.summary import RunSummary
+    from rag_train.miniworld.world import World
     from rag_train.retrieval.batching import AsyncRetriever
     from rag_train.schema import Question
     from rag_train.training.recipe import TrainRecipe
@@ -76,13 +77,19 @@ class DemoSeed:
         ]
 
 
-def stage3_parser(description: str | None, name: str) -> argparse.ArgumentParser:
-    """Return a parser with the options that the benchmarks share; ``name`` is that of the working directory."""
+def demo_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options that name the demo's models."""
     parser = benchmark_parser(description)
     parser.add_argument("--demo", type=Path, default=Path("runs/demo"), help="working directory of the demo")
-    parser.add_argument("--work", type=Path, default=Path("runs") / name, help="working directory; runs are kept")
     parser.add_argument("--seeds", type=seed_list, default="0", help="comma-separated seeds of the demo")
     parser.add_argument("--split", choices=("dev", "test"), default="dev", help="dev to choose, test to report")
+    return parser
+
+
+def stage3_parser(description: str | None, name: str) -> argparse.ArgumentParser:
+    """Return a parser of the benchmarks that train; ``name`` is that of the working directory."""
+    parser = demo_parser(description)
+    parser.add_argument("--work", type=Path, default=Path("runs") / name, help="working directory; runs are kept")
     parser.add_argument("--answers", type=int, default=1000, help="questions of several hops to answer")
     return parser
 
@@ -133,6 +140,14 @@ def models_of(demo: Path, seeds: Sequence[int], split: str) -> dict[int, Path]:
     return {seed: folders[0] for seed, folders in found.items()}
 
 
+def world_of(seed: int) -> World:
+    """Return the demo's world of a seed."""
+    from rag_train.eval.demo.recipe import MiniWorldRecipe, demo_recipe
+    from rag_train.miniworld.world import World
+
+    return World(replace((demo_recipe().miniworld or MiniWorldRecipe()).world, seed=seed))
+
+
 def open_seed(models: Path, seed: int, options: argparse.Namespace) -> DemoSeed:
     """Return a seed, with an index of its corpus.
 
@@ -144,20 +159,19 @@ def open_seed(models: Path, seed: int, options: argparse.Namespace) -> DemoSeed:
     Raises:
         UserError: if there are fewer questions than ``questions`` or ``answers``.
     """
-    from rag_train.eval.demo.recipe import MiniWorldRecipe, demo_recipe
+    from rag_train.eval.demo.recipe import demo_recipe
     from rag_train.eval.miniworld.lab import multi_hop, training_questions
-    from rag_train.miniworld.world import World, known_subqueries
+    from rag_train.miniworld.world import known_subqueries
     from rag_train.retrieval.batching import AsyncRetriever
     from rag_train.retrieval.index.bm25_build import build_bm25
     from rag_train.retrieval.open import open_retriever
 
-    demo = demo_recipe()
-    world = World(replace((demo.miniworld or MiniWorldRecipe()).world, seed=seed))
+    world = world_of(seed)
     folder = options.work / models.name
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "index").exists():
         build_bm25(world.corpus(), folder / "index")
-    used = training_questions(world, demo)
+    used = training_questions(world, demo_recipe())
     seen = {question.question for question in (*used.cold_start, *used.stage2)}
     left = [question for question in multi_hop(world.questions("lessons")) if question.question not in seen]
     asked = multi_hop(world.questions(options.split))

@@ -256,6 +256,7 @@ def _attention(
 
 
 def _logits(recipe: TrainRecipe, vocabulary: int, tokens: int, predicted: float, gpu: bool) -> float:
+    """Return the bytes of logits: TRL's head, which stage rl uses on trees too, computes a tile at a time."""
     if recipe.trees and not recipe.rl:
         return 12 * predicted * vocabulary
     entry = 8.0 if gpu else 32.0

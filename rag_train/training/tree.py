@@ -32,6 +32,7 @@ SLICE = 128
 IMPLEMENTATIONS = {"flex": "flex_attention", "sliced": SLICED, "sdpa": "sdpa"}
 """Names in transformers of the values of the recipe's key ``attention``."""
 NO_TREES = "remove sft.pack_tokens, set dpo.layout=pairs or set rl.layout=rollouts"
+"""What to do if a model cannot be trained on trees."""
 
 TokenT = TypeVar("TokenT", bound=Hashable)
 
@@ -285,6 +286,11 @@ def padded(
     return ids, positions, last
 
 
+def padded_indices(at: torch.Tensor) -> torch.Tensor:
+    """Pad indices into a row with 0, to few different lengths."""
+    return F.pad(at, (0, few_lengths(len(at)) - len(at)))
+
+
 def few_lengths(size: int) -> int:
     """Round up to a multiple of ``SLICE`` of which there are at most four per doubling."""
     step = max(SLICE, 2 ** (size.bit_length() - 3))
@@ -311,8 +317,8 @@ def path_logits(
 
     ``ids``, ``positions`` and ``last`` are those of a `Tree`, of shape (T,).
     """
-    kept = F.pad(at, (0, few_lengths(len(at)) - len(at)))
-    logits = model(**forward_arguments(model, ids, positions, last), logits_to_keep=kept).logits[0]
+    arguments = forward_arguments(model, ids, positions, last)
+    logits = model(**arguments, logits_to_keep=padded_indices(at)).logits[0]
     return logits[: len(at)]
 
 

@@ -34,9 +34,9 @@ class Policy(LLM, Protocol):
 
 @contextmanager
 def generating(model: Any) -> Iterator[None]:
-    """Let ``model`` generate meanwhile, with an attention that has a cache, which that of trees has not.
+    """Prepare ``model`` to generate inside the block, with a cache of keys and values.
 
-    Gradient checkpointing, which would switch off the cache, is without effect in evaluation mode.
+    The attention over trees has no cache, and gradient checkpointing would switch it off in training mode.
     """
     attention = model.config._attn_implementation
     model.eval()

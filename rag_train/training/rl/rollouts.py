@@ -202,8 +202,8 @@ class Rollouts:
         first.pay(spent)
         halves = rewards[: self._recipe.branches], rewards[self._recipe.branches :]
         values = dict(zip(Decision, halves, strict=True))
-        # The rollouts' own rewards are no samples. A long continuation has states of its own that compete for the
-        # tries, so that whether this state is tried depends on how the rollouts went on.
+        # The rollouts' own rewards are not used: they would be biased. A longer rollout has more states, and
+        # only some of all states are tried: which ones depends on how the rollouts ended.
         for rollout, number in visits:
             taken = rollout.trajectory.steps[number].decision
             [other] = set(Decision) - {taken}

@@ -1,4 +1,4 @@
-"""The limit of decisions: states of facts, the probe, and the area under the ROC curve."""
+"""Reading the boundary: states of facts, the probe, and the area under the ROC curve."""
 
 from __future__ import annotations
 

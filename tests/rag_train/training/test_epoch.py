@@ -18,15 +18,17 @@ from rag_train.training.packing import distinct_runs, pack_rows, sortable
 from rag_train.training.recipe import DPORecipe, SFTRecipe
 from rag_train.training.rows import LazyRows
 from rag_train.training.sft import packed_rows
-from rag_train.training.tree import SLICE, few_lengths, lay_out, padded, slices
+from rag_train.training.tree import SLICE, lay_out, padded, padded_indices, slices
 from rag_train.training.tree_dpo import tree_rows
 
 
 def lengths(rows: LazyRows) -> list[tuple[int, int]]:
     """Return the tokens and logits of each row as the model gets it."""
-    names = ("input_ids", "positions", "last")
-    filled = [padded(*(torch.tensor(rows[i][name]) for name in names)) for i in range(len(rows))]
-    return [(len(ids), few_lengths(len(rows[i]["at"]))) for i, (ids, _, _) in enumerate(filled)]
+    names, computed = ("input_ids", "positions", "last"), []
+    for row in (rows[i] for i in range(len(rows))):
+        ids, _, _ = padded(*(torch.tensor(row[name]) for name in names))
+        computed.append((len(ids), len(padded_indices(torch.tensor(row["at"])))))
+    return computed
 
 
 @pytest.mark.parametrize("budget", [300, 600, 1100])

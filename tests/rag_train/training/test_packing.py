@@ -54,6 +54,7 @@ from rag_train.training.tree import (
     few_lengths,
     lay_out,
     padded,
+    padded_indices,
     path_logits,
     path_logprobs,
     slices,
@@ -259,8 +260,8 @@ LLAMA = small_model("llama", SLICED).eval()
 def test_padded_rows_give_the_same_logits(sequences: list[list[int]]):
     tree = lay_out([[1, *sequence] for sequence in sequences])
     row = [torch.tensor(values) for values in (tree.ids, tree.positions, tree.last, [len(tree.ids) - 1, 0])]
-    filled = *padded(*row[:3]), row[3]
-    assert len(filled[0]) % SLICE == 0
+    filled = *padded(*row[:3]), padded_indices(row[3])
+    assert len(filled[0]) % SLICE == len(filled[3]) % SLICE == 0
     with torch.no_grad():
         torch.testing.assert_close(path_logits(LLAMA, *filled)[:2], path_logits(LLAMA, *row), rtol=1e-4, atol=1e-5)
 
