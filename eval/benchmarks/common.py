@@ -101,11 +101,13 @@ def stage3_recipe(model: str, folder: Path, price: float, **settings: Any) -> Tr
     """Return the recipe of Stage III in the mini world, on ``questions.jsonl`` and ``index`` in ``folder``.
 
     ``price`` is that of a retrieval; ``settings`` are more keys of the `RLRecipe`. Seed and ``output_dir`` are
-    still to be set. Advantages are not scaled by group: where all rollouts of a question are equally right, any
-    price would otherwise count as much as any other. A call has room for six remembered steps. A run that collapses
-    ends after more steps than there are between two checkpoints, so that the last checkpoint has its final weights.
+    still to be set. Adapters are trained: with all weights, the noise of the gradient makes the mini model forget
+    facts and the format. Advantages are not scaled by group: where all rollouts of a question are equally right,
+    any price would otherwise count as much as any other. A call has room for six remembered steps. A run that
+    collapses ends after more steps than there are between two checkpoints, so that the last checkpoint has its
+    final weights.
     """
-    from rag_train.training.recipe import PriceRecipe, RewardRecipe, RLRecipe, TrainRecipe
+    from rag_train.training.recipe import LoraRecipe, PriceRecipe, RewardRecipe, RLRecipe, TrainRecipe
 
     section = RLRecipe(
         index=str(folder / "index"),
@@ -122,7 +124,8 @@ def stage3_recipe(model: str, folder: Path, price: float, **settings: Any) -> Tr
         model=model,
         data=folder / "questions.jsonl",
         output_dir="",
-        lr=1e-4,
+        lr=1e-3,
+        lora=LoraRecipe(r=8, alpha=16),
         epochs=1,
         schedule="constant_with_warmup",
         warmup_ratio=0.05,

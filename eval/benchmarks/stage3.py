@@ -193,10 +193,11 @@ def trained(recipe: TrainRecipe) -> tuple[Path, bool]:
     """Train, and return the folder of the model and whether the run collapsed.
 
     A collapsed run has nothing left to learn from. Its model is that of its last checkpoint: more steps would not
-    have changed it.
+    have changed it. Its adapters are merged into the model that they were trained on.
     """
     from rag_train.progress import console
     from rag_train.training.checkpoints import newest_complete
+    from rag_train.training.merge import merge
     from rag_train.training.rl.trainer import Collapsed
     from rag_train.training.run import train
 
@@ -207,5 +208,8 @@ def trained(recipe: TrainRecipe) -> tuple[Path, bool]:
         if checkpoint is None:
             raise
         console.print(str(collapse), markup=False, soft_wrap=True)
-        return checkpoint, True
+        merged = checkpoint.parent / "collapsed"
+        if not merged.exists():
+            merge(recipe.model, str(checkpoint), merged)
+        return merged, True
     return Path(recipe.output_dir), False

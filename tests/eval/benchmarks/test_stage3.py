@@ -81,14 +81,23 @@ def test_a_collapsed_run_has_the_model_of_its_last_checkpoint(tmp_path: Path, mo
     def collapse(recipe: TrainRecipe) -> None:
         raise Collapsed("step 25: all rollouts of a question get the same reward")
 
+    merged: list[tuple[str, str, Path]] = []
+
+    def merge(*arguments: Any) -> None:
+        merged.append(arguments)
+        arguments[2].mkdir()
+
     monkeypatch.setattr(run, "train", collapse)
+    monkeypatch.setattr("rag_train.training.merge.merge", merge)
     with pytest.raises(Collapsed):
         trained(recipe)
     for step in (10, 20):
         checkpoint = tmp_path / f"checkpoints/checkpoint-{step}"
         checkpoint.mkdir(parents=True)
-        (checkpoint / "model.safetensors").write_text("weights")
+        (checkpoint / "adapter_model.safetensors").write_text("weights")
         _mark(checkpoint)
-    assert trained(recipe) == (tmp_path / "checkpoints/checkpoint-20", True)
+    expected = tmp_path / "checkpoints/collapsed"
+    assert trained(recipe) == trained(recipe) == (expected, True)
+    assert merged == [("m", str(tmp_path / "checkpoints/checkpoint-20"), expected)]
     monkeypatch.setattr(run, "train", lambda recipe: None)
     assert trained(recipe) == (tmp_path, False)
