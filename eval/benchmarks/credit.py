@@ -1,10 +1,9 @@
 """Tree credit compared with plain GRPO at the same number of engine tokens.
 
 Both start from the demo's Stage I model of the same seed, with the same rewards, on questions that no stage has
-seen. A tree step costs more engine tokens. Plain GRPO spends them on more steps, with more questions and several
-passes over them, or on larger groups in about as many steps, and stops when it has read and written as many tokens
-as the tree run. The models then answer the same questions greedily. Writes bench_credit.json (bench_credit_dev.json
-with --split dev).
+seen. A step with tree credit costs more engine tokens. Plain GRPO spends them on more steps, with more questions,
+and stops when it has read and written as many tokens. The models then answer the same questions greedily. Writes
+bench_credit.json (bench_credit_dev.json with --split dev).
 
 Equal engine tokens are not equal cost: a token that is written costs more than one that is read, and a step of
 training has a cost of its own. Written tokens and seconds are therefore recorded, too.
@@ -12,6 +11,8 @@ training has a cost of its own. Written tokens and seconds are therefore recorde
 Each arm is also compared with the model that it starts from. Stage III comes on top of that model's training, with
 more questions and more compute than Stage II. This difference says what more training by reinforcement brings, not
 what reinforcement alone does.
+
+The tree run is the one of the frontier benchmark from Stage I at the same price, if that has been made.
 
 First: rag-train demo --seeds 0
 Then:  python -m rag_train.eval.benchmarks.credit --seeds 0
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rag_train.errors import UserError
-from rag_train.eval.benchmarks.common import exit_on_user_error, stage3_recipe
+from rag_train.eval.benchmarks.common import exit_on_user_error
 from rag_train.eval.benchmarks.stage3 import (
     PROTOCOL,
     DemoSeed,
@@ -37,33 +38,21 @@ from rag_train.eval.benchmarks.stage3 import (
     settings_of,
     stage3_parser,
     trained,
+    tree_recipe,
 )
 
 if TYPE_CHECKING:
     from rag_train.eval.benchmarks.reporting import Results
-    from rag_train.training.recipe import TrainRecipe
 
-START = "start"
-TREE, STEPS, GROUPS = "tree credit", "plain GRPO, more steps", "plain GRPO, larger groups"
+START, TREE, PLAIN = "start", "tree credit", "plain GRPO"
 EPOCHS = 10
 """Passes over the questions of a run that its token budget ends before."""
-WIDER = 3
-"""Size of the larger groups, in groups of the other runs."""
 
 
 def main() -> None:
-    parser = stage3_parser(__doc__, "credit")
-    parser.add_argument("--price", type=float, default=0.1, help="price of a retrieval")
-    parser.add_argument("--questions", type=int, default=400, help="training questions of the tree run")
-    parser.add_argument(
-        "--lrs",
-        type=float,
-        nargs=3,
-        default=[1e-4] * 3,
-        metavar=("TREE", "STEPS", "GROUPS"),
-        help="learning rates of tree credit, of plain GRPO with more steps, and of plain GRPO with larger groups",
-    )
-    parser.add_argument("--branches", type=int, default=2, help="rollouts of each decision")
+    parser = stage3_parser(__doc__)
+    parser.add_argument("--price", type=float, default=0.05, help="price of a retrieval")
+    parser.add_argument("--plain-lr", type=float, default=1e-3, help="learning rate of plain GRPO")
     options = parser.parse_args()
 
     from rag_train.eval.benchmarks.reporting import differences, recorded
@@ -75,59 +64,51 @@ def main() -> None:
             "Stage III, credit",
             PROTOCOL,
             options,
-            settings_of(tree_recipe(options, Path(), Path())) | {"epochs": EPOCHS, "wider": WIDER},
+            settings_of(tree_recipe(Path(), Path(), price=0)) | {"epochs": EPOCHS},
             lambda seed: compare(options, open_seed(models[seed], seed, options)),
             verdict,
         )
-    for arm in (TREE, STEPS, GROUPS):
+    for arm in (TREE, PLAIN):
         console.print(f"{arm} over the start: score {differences(over(results, arm, START))}")
     console.print(verdict(results))
 
 
-def tree_recipe(options: argparse.Namespace, model: Path, folder: Path) -> TrainRecipe:
-    """Return the recipe of tree credit from ``model``; see `stage3_recipe`."""
-    return stage3_recipe(str(model), folder, options.price, credit="tree", branches=options.branches, engine="vllm")
-
-
 def compare(options: argparse.Namespace, seed: DemoSeed) -> dict[str, Any]:
-    """Train the three runs of a seed, and let their models answer."""
+    """Train both runs of a seed, and let their models answer."""
     from rag_train.files import write_records
     from rag_train.training.result import METRICS
 
     start = seed.models / "stage1"
-    tree = replace(tree_recipe(options, start, seed.folder), seed=seed.seed)
+    tree = seed.recipe(start, options.price, options)
     assert tree.rl is not None and tree.global_batch is not None
-    few = seed.folder / "few.jsonl"
-    write_records(few, seed.training[: options.questions])
-    write_records(tree.data, seed.training)
+    model, has_collapsed = trained(tree)
+    cost = spent(Path(tree.output_dir) / METRICS)
+    arms = {
+        START: scored(options, seed, start),
+        TREE: scored(options, seed, model) | cost | {"collapsed": has_collapsed},
+    }
+    # Of a tree run that collapsed, what all of its steps would have cost.
+    steps = options.questions * tree.rl.group // tree.global_batch
+    budget = round(cost["tokens"] * steps / cost["steps"])
+    every = seed.folder / "all.jsonl"
+    write_records(every, seed.training)
     # Plain GRPO is planned for more steps than its budget allows. Its learning rate rises in as many steps as that
     # of tree credit.
     share = options.questions / (EPOCHS * len(seed.training))
     plain = replace(
-        tree, epochs=EPOCHS, warmup_ratio=share * tree.warmup_ratio, rl=replace(tree.rl, credit="trajectory")
+        tree,
+        data=every,
+        epochs=EPOCHS,
+        warmup_ratio=share * tree.warmup_ratio,
+        lr=options.plain_lr,
+        rl=replace(tree.rl, credit="trajectory", budget=budget),
+        output_dir=str(seed.folder / f"plain-{options.price:g}-{options.plain_lr:g}-{budget}-tokens"),
     )
-    wider = replace(tree.rl, credit="trajectory", group=WIDER * tree.rl.group)
-    runs = {
-        TREE: replace(tree, data=few),
-        STEPS: plain,
-        GROUPS: replace(plain, global_batch=WIDER * tree.global_batch, rl=wider),
-    }
-    arms: dict[str, Any] = {START: scored(options, seed, start)}
-    budget = None
-    for (name, run), lr in zip(runs.items(), options.lrs, strict=True):
-        folder = f"{name.replace(',', '').replace(' ', '-')}-{lr:g}" + (f"-{budget}-tokens" if budget else "")
-        output = seed.folder / folder
-        assert run.rl is not None
-        model, has_collapsed = trained(
-            replace(run, lr=lr, output_dir=str(output), rl=replace(run.rl, budget=budget))
-        )
-        cost = spent(output / METRICS)
-        if budget and not has_collapsed and cost["tokens"] < budget:
-            raise UserError(f"{name}: {cost['tokens']:,} of {budget:,} tokens in {EPOCHS} epochs; raise EPOCHS")
-        if budget is None:  # of a tree run that collapsed, what all of its steps would have cost
-            steps = options.questions * tree.rl.group // tree.global_batch
-            budget = round(cost["tokens"] * steps / cost["steps"])
-        arms[name] = scored(options, seed, model) | cost | {"collapsed": has_collapsed}
+    model, has_collapsed = trained(plain)
+    cost = spent(Path(plain.output_dir) / METRICS)
+    if cost["tokens"] < budget and not has_collapsed:
+        raise UserError(f"{PLAIN}: {cost['tokens']:,} of {budget:,} tokens in {EPOCHS} epochs; raise EPOCHS")
+    arms[PLAIN] = scored(options, seed, model) | cost | {"collapsed": has_collapsed}
     return {"arms": arms}
 
 
@@ -166,8 +147,7 @@ def verdict(results: Results) -> str:
     """Return the verdict on the protocol's claim about credit, in one line."""
     from rag_train.eval.benchmarks.reporting import judged
 
-    found = {f"score, {TREE} over {arm}": over(results, TREE, arm) for arm in (STEPS, GROUPS)}
-    return judged(PROTOCOL, results, found)
+    return judged(PROTOCOL, results, {f"score, {TREE} over {PLAIN}": over(results, TREE, PLAIN)})
 
 
 if __name__ == "__main__":

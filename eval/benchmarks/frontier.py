@@ -18,12 +18,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from rag_train.eval.benchmarks.common import exit_on_user_error, stage3_recipe
+from rag_train.eval.benchmarks.common import exit_on_user_error
 from rag_train.eval.benchmarks.stage3 import (
     DEEPRAG,
     PROTOCOL,
@@ -33,12 +32,12 @@ from rag_train.eval.benchmarks.stage3 import (
     settings_of,
     stage3_parser,
     trained,
+    tree_recipe,
 )
 
 if TYPE_CHECKING:
     from rag_train.eval.benchmarks.reporting import Results
     from rag_train.eval.metrics.summary import RunSummary
-    from rag_train.training.recipe import TrainRecipe
 
 STARTS = {"stage1": "stage 1", "stage2": "stage 2"}
 """Folders of the models that Stage III starts from, with their names in the tables."""
@@ -51,10 +50,8 @@ thresholds would only mix always and never."""
 
 
 def main() -> None:
-    parser = stage3_parser(__doc__, "frontier")
-    parser.add_argument("--prices", type=float, nargs="+", default=[0.0, 0.03, 0.1], help="of a retrieval")
-    parser.add_argument("--questions", type=int, default=640, help="training questions of Stage III")
-    parser.add_argument("--lr", type=float, default=3e-4, help="learning rate of Stage III")
+    parser = stage3_parser(__doc__)
+    parser.add_argument("--prices", type=float, nargs="+", default=[0.0, 0.05, 0.2], help="of a retrieval")
     options = parser.parse_args()
 
     from rag_train.eval.benchmarks.reporting import differences, recorded
@@ -68,7 +65,7 @@ def main() -> None:
             "Stage III, frontier",
             PROTOCOL,
             options,
-            settings_of(recipe_of(Path(), Path(), price=0)) | {"thresholds": THRESHOLDS},
+            settings_of(tree_recipe(Path(), Path(), price=0)) | {"thresholds": THRESHOLDS},
             lambda seed: asyncio.run(frontier(options, open_seed(models[seed], seed, options))),
             verdict,
         )
@@ -84,8 +81,6 @@ def main() -> None:
 
 async def frontier(options: argparse.Namespace, seed: DemoSeed) -> dict[str, Any]:
     """Train and evaluate one seed."""
-    from rag_train.files import write_records
-
     sweep = [
         run
         for folder, name in EARLIER.items()
@@ -94,25 +89,17 @@ async def frontier(options: argparse.Namespace, seed: DemoSeed) -> dict[str, Any
         )
     ]
     runs = list(sweep)
-    write_records(seed.folder / "questions.jsonl", seed.training[: options.questions])
     lifted: dict[str, dict[str, float]] = {name: {} for name in STARTS.values()}
     collapsed: list[str] = []
     for start, name in STARTS.items():
         for price in options.prices:
             stage = f"stage 3 from {name}, price {price}"
-            recipe = recipe_of(seed.models / start, seed.folder, price)
-            output = seed.folder / f"{start}-{price}-{options.lr:g}"
-            model, has_collapsed = trained(replace(recipe, seed=seed.seed, lr=options.lr, output_dir=str(output)))
+            model, has_collapsed = trained(seed.recipe(seed.models / start, price, options))
             [run] = await seed.runs(model, stage)
             lifted[name][stage] = above(run, sweep)
             runs.append(run)
             collapsed += [stage] * has_collapsed
     return {"runs": [run.model_dump(mode="json") for run in runs], "above": lifted, "collapsed": collapsed}
-
-
-def recipe_of(model: Path, folder: Path, price: float) -> TrainRecipe:
-    """Return the recipe of Stage III from ``model`` at a price of a retrieval; see `stage3_recipe`."""
-    return stage3_recipe(str(model), folder, price, credit="tree", engine="vllm", branches=2)
 
 
 def above(run: RunSummary, sweep: Sequence[RunSummary]) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rag_train.errors import UserError
-from rag_train.eval.benchmarks.common import benchmark_parser, seed_list
+from rag_train.eval.benchmarks.common import benchmark_parser, seed_list, stage3_recipe
 
 if TYPE_CHECKING:
     from rag_train.eval.metrics.summary import RunSummary
@@ -45,6 +45,15 @@ class DemoSeed:
     questions: list[Question]
     known: dict[str, bool]
     retriever: AsyncRetriever
+
+    def recipe(self, start: Path, price: float, options: argparse.Namespace) -> TrainRecipe:
+        """Return the recipe of tree credit from ``start`` on the first training questions, whose file it writes."""
+        from rag_train.files import write_records
+
+        recipe = tree_recipe(start, self.folder, price)
+        write_records(recipe.data, self.training[: options.questions])
+        output = self.folder / f"{start.name}-{price:g}-{options.lr:g}"
+        return replace(recipe, seed=self.seed, lr=options.lr, output_dir=str(output))
 
     async def runs(self, model: Path, stage: str, strategies: Sequence[str] = (DEEPRAG,)) -> list[RunSummary]:
         """Answer the questions, or read the stored answers, and summarise them."""
@@ -86,12 +95,19 @@ def demo_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def stage3_parser(description: str | None, name: str) -> argparse.ArgumentParser:
-    """Return a parser of the benchmarks that train; ``name`` is that of the working directory."""
+def stage3_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the benchmarks that train."""
     parser = demo_parser(description)
-    parser.add_argument("--work", type=Path, default=Path("runs") / name, help="working directory; runs are kept")
+    parser.add_argument("--work", type=Path, default=Path("runs/stage3"), help="working directory; runs are kept")
+    parser.add_argument("--questions", type=int, default=640, help="training questions of a run with tree credit")
+    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate of tree credit")
     parser.add_argument("--answers", type=int, default=1000, help="questions of several hops to answer")
     return parser
+
+
+def tree_recipe(model: Path, folder: Path, price: float) -> TrainRecipe:
+    """Return the recipe of tree credit from ``model`` at a price of a retrieval; see `stage3_recipe`."""
+    return stage3_recipe(str(model), folder, price, credit="tree", engine="vllm", branches=2)
 
 
 def settings_of(recipe: TrainRecipe) -> dict[str, Any]:

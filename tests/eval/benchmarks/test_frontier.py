@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rag_train.eval.benchmarks import frontier as benchmark
 from rag_train.eval.benchmarks.frontier import THRESHOLDS, above, frontier, verdict
-from rag_train.eval.benchmarks.stage3 import PROTOCOL
+from rag_train.eval.benchmarks.stage3 import PROTOCOL, DemoSeed
 from rag_train.eval.papers.protocol import seeds_of
 
 Point = tuple[float, float]
@@ -65,8 +65,9 @@ def test_the_cold_start_is_swept_and_stage_3_starts_from_the_later_models(tmp_pa
     asked: list[tuple[Path, str]] = []
     recipes = []
 
-    class Seed:
-        seed, models, folder, training = 10, Path("demo"), tmp_path, []
+    class Seed(DemoSeed):
+        def __init__(self):
+            self.seed, self.models, self.folder, self.training = 10, Path("demo"), tmp_path, []
 
         async def runs(self, model: Path, stage: str, strategies: Any = ("deeprag",)) -> list[Any]:
             asked.append((model, stage))
@@ -78,10 +79,10 @@ def test_the_cold_start_is_swept_and_stage_3_starts_from_the_later_models(tmp_pa
 
     monkeypatch.setattr(benchmark, "trained", trained)
     options = argparse.Namespace(prices=[0.0, 0.1], lr=3e-4, questions=1)
-    found = asyncio.run(frontier(options, Seed()))  # type: ignore[arg-type]
+    found = asyncio.run(frontier(options, Seed()))
     assert [str(model) for model, _ in asked[:3]] == ["demo/coldstart", "demo/stage1", "demo/stage2"]
     assert [recipe.model for recipe in recipes] == ["demo/stage1"] * 2 + ["demo/stage2"] * 2
-    assert [Path(recipe.output_dir).name for recipe in recipes[:2]] == ["stage1-0.0-0.0003", "stage1-0.1-0.0003"]
+    assert [Path(recipe.output_dir).name for recipe in recipes[:2]] == ["stage1-0-0.0003", "stage1-0.1-0.0003"]
     assert len(found["runs"]) == sum(map(len, THRESHOLDS.values())) + 4
     assert found["above"]["stage 2"] == {
         f"stage 3 from stage 2, price {price}": pytest.approx(0.2) for price in (0.0, 0.1)
