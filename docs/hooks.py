@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 from figures import FIGURES
 from figures.svg import style_sheet
-from generator import plans, reference, results
+from generator import plans, reference, results, stage3
 from mkdocs.structure.files import File, Files
 
 HERE = Path(__file__).parent
@@ -68,5 +68,5 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     if page.file.src_uri.startswith("reference/"):
         return markdown
-    functions = results.FUNCTIONS | plans.FUNCTIONS
+    functions = results.FUNCTIONS | plans.FUNCTIONS | stage3.FUNCTIONS
     return ENVIRONMENT.from_string(markdown).render(functions, figure=figure, source=source, notebook=notebook)

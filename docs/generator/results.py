@@ -157,7 +157,7 @@ def demo_seed_claims() -> str:
     for text, values in effects(runs).items():
         effect = intervals.effect_across_seeds(values) if len(values) > 1 else None
         over_seeds = f"{effect.mean:+.3f} {_signed(effect)}" if effect else "–"
-        rows.append([text, f"**{decided[text]}**", over_seeds, _differences(values)])
+        rows.append([text, f"**{decided[text]}**", over_seeds, differences(values)])
     return table(["claim", "verdict", "mean over seeds and 95% interval", "each seed"], rows, "llrr")
 
 
@@ -189,7 +189,7 @@ def demo_verdicts(name: str) -> str:
         effect = intervals.effect_across_seeds(claim.seeds)
         mean_of_seeds = f"{effect.mean:+.3f} {_signed(effect)}"
         rows.append(
-            [claim.text, f"**{claim.verdict}**", claim.over_questions, mean_of_seeds, _differences(claim.seeds)]
+            [claim.text, f"**{claim.verdict}**", claim.over_questions, mean_of_seeds, differences(claim.seeds)]
         )
     heads = ["claim", "verdict", "over all questions", "mean over seeds", "each seed"]
     return table(heads, rows, "llrrr")
@@ -199,7 +199,7 @@ def _signed(interval: intervals.Interval) -> str:
     return f"[{interval.lo:+.3f}, {interval.hi:+.3f}]"
 
 
-def _differences(values: Sequence[float]) -> str:
+def differences(values: Sequence[float]) -> str:
     return ", ".join(f"{value:+.3f}" for value in values)
 
 
@@ -220,23 +220,23 @@ def demo_causes(name: str) -> str:
     columns = list(dict.fromkeys(cause["cause"] for causes in told.values() for cause in causes))
     rows = []
     for run, causes in told.items():
-        counts = _counted(causes)
+        counts = counted(causes)
         rows.append([run, str(counts.total()), *(str(counts[column]) for column in columns)])
     return table(["strategy, model", "wrong", *columns], rows, "l")
 
 
 def demo_cause_list(name: str, strategy: str, stage: str) -> str:
     """The causes of a run's wrong answers, added up over seeds, the most frequent first."""
-    counts = _counted(cause for run in demo_groups(name)[strategy, stage] for cause in run["causes"])
+    counts = counted(cause for run in demo_groups(name)[strategy, stage] for cause in run["causes"])
     return ", ".join(f"{cause} {count}" for cause, count in counts.most_common())
 
 
 def demo_wrong(strategy: str, stage: str, cause: str) -> int:
     """Number of the wrong answers of all seeds that have a cause."""
-    return _counted(found for run in demo_groups(DEMO)[strategy, stage] for found in run["causes"])[cause]
+    return counted(found for run in demo_groups(DEMO)[strategy, stage] for found in run["causes"])[cause]
 
 
-def _counted(causes: Iterable[Mapping[str, Any]]) -> Counter[str]:
+def counted(causes: Iterable[Mapping[str, Any]]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for cause in causes:
         counts[cause["cause"]] += cause["count"]
@@ -484,18 +484,40 @@ def claim_count(verdict: str) -> int:
 
 
 def reproduction_status() -> str:
-    """What the seeds of the reproduction are, and what its intervals are over."""
+    """The seeds of the reproduction, its protocol, and what its intervals are over."""
     found = reproduction()
-    if found.protocol:
-        return f"Test seeds {_listed(found.seeds)}, protocol {found.protocol}; the unit is the {found.unit}."
-    return (
-        f'!!! warning "Not a result of the protocol\'s test seeds"\n    Choices were made on these seeds, '
-        f"{_listed(found.seeds)}, and the intervals are over {found.unit}s. This is a rehearsal of the judgement."
-    )
+    return f"Test seeds {_listed(found.seeds)}, protocol {found.protocol}; the unit is the {found.unit}."
 
 
 def _listed(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
+
+
+def claims_undecided() -> str:
+    """Which way the claims point that cannot be told apart, and how many of them Holm's correction leaves open."""
+    level = reproduction().level
+    open_claims = [claim for claim in reproduction().claims if claim.verdict == "cannot be told apart"]
+    means = [
+        [comparison.effect.mean + comparison.margin > 0 for comparison in claim.run if comparison.effect]
+        for claim in open_claims
+    ]
+    every, none = sum(all(each) for each in means), sum(not any(each) for each in means)
+    corrected = sum(min(claim.p_values()) <= level for claim in open_claims)
+    return (
+        f"Of these {len(means)} claims, {every} have every mean as claimed, {none} have every mean the other way, "
+        f"and {len(means) - every - none} have both; {corrected} would be decided without Holm's correction"
+    )
+
+
+def claims_with(verdict: str) -> str:
+    """A list of the claims with a verdict, by paper. Each has the comparison that decides."""
+    told = (
+        f"**{PAPERS[claim.paper]}**, {claim.section}: {claim.text} ({_deciding(claim)})"
+        for claim in reproduction().claims
+        if claim.verdict == verdict
+    )
+    # Names of rows, such as CoT*, have asterisks.
+    return bullets(re.sub(r"(?<!\*)\*(?!\*)", r"\\*", claim) for claim in told)
 
 
 def claims_by_paper() -> str:
@@ -1152,8 +1174,7 @@ def headlines(pages: str) -> str:
             f"much to show more: {held} claims held. [Teacher data]({pages}/teacher_data.md)",
             f"**The papers' claims, in miniature.** Of {len(reproduction().claims)} claims of five papers "
             f"{claim_count('holds')} hold, {claim_count('fails')} fail, {claim_count('cannot be told apart')} "
-            f"cannot be told apart and {claim_count('not run')} were not run"
-            f"{'' if reproduction().protocol else ' (an older run, with intervals over questions)'}. "
+            f"cannot be told apart and {claim_count('not run')} were not run, over six test seeds. "
             f"[Reproduction]({pages}/reproduction.md)",
             f"**Every prefix is computed once.** Calibration on trees is {tree} times as fast as with TRL's "
             f"trainer, on a model of one million parameters and 2 CPU cores; at the shape of Qwen2.5-7B on one "

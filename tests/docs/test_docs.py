@@ -101,7 +101,7 @@ STATED = {
     "real_dev.md": {"95%"},
     "real_files.md": {"95%"},
     "demo.md": {"95%"},
-    "reproduction.md": {"2.5%"},
+    "reproduction.md": {"2.5%", "95%"},
 }
 """Figures that are not measured, by page."""
 
