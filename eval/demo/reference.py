@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 
 import yaml
 from scipy.special import stdtrit
@@ -114,15 +115,11 @@ def effects(runs: Sequence[RunSummary]) -> dict[str, list[float]]:
 def placed(runs: Sequence[RunSummary]) -> dict[str, Placed]:
     """Return the claims of a demo in the mini world, by text.
 
-    Empty before all reference seeds have been run, and for a demo of an earlier version that lacks some of the runs
-    which the claims compare.
+    Empty before all reference seeds have been run.
     """
-    compared = {name for claim in MINI_WORLD_CLAIMS.values() for name in (claim.first, claim.second)}
-    if not reference() or not compared <= {run.name for run in runs}:
-        return {}
-    decided = verdicts(reference())
+    here, decided = effects(runs), verdicts(reference())
     return {
-        text: Placed(sum(here) / len(here), reference()[text], MINI_WORLD_CLAIMS[text].margin, decided[text])
-        for text, here in effects(runs).items()
-        if not any(map(math.isnan, here))
+        text: Placed(fmean(here[text]), seeds, MINI_WORLD_CLAIMS[text].margin, decided[text])
+        for text, seeds in reference().items()
+        if not any(map(math.isnan, here[text]))
     }

@@ -94,8 +94,8 @@ class ReportData(Record):
     """All data of the page; ``runs`` has a summary per strategy, stage and seed."""
 
     title: str
-    in_mini_world: bool = Field(default_factory=lambda data: data["title"].endswith("mini world"))
-    """Whether the claims are compared with the reference seeds. In a file without this field, the title tells."""
+    in_mini_world: bool = False
+    """Whether the claims are compared with the reference seeds."""
     summary: str
     claims: list[Claim]
     runs: list[RunSummary]

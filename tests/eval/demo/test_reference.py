@@ -9,7 +9,7 @@ import pytest
 from support.paths import ROOT
 
 from rag_train.eval.demo.claims import CLAIMS, MINI_WORLD_CLAIMS
-from rag_train.eval.demo.reference import Placed, effects, placed, reference, verdicts, verdicts_so_far
+from rag_train.eval.demo.reference import Placed, effects, reference, verdicts, verdicts_so_far
 from rag_train.eval.metrics.intervals import effect_across_seeds
 from rag_train.eval.metrics.summary import RunSummary
 from rag_train.eval.pages.results import load_results, write_report
@@ -79,9 +79,11 @@ def test_page_of_one_seed_has_the_verdicts_of_the_reference_seeds(tmp_path: Path
     assert '<svg class="strip"' not in (tmp_path / "demo.html").read_text(encoding="utf-8")
 
 
-def test_a_demo_of_an_earlier_version_is_not_compared_with_the_reference_seeds():
-    assert placed(load_results(RESULTS / "demo.json").runs) == {}
-    assert placed(runs_of("demo_seeds")).keys() == MINI_WORLD_CLAIMS.keys()
+def test_the_demo_in_the_documentation_is_placed_among_the_reference_seeds():
+    demo = load_results(RESULTS / "demo.json")
+    found = demo.placed()
+    assert demo.in_mini_world and found.keys() == MINI_WORLD_CLAIMS.keys()
+    assert not any(claim.outside for claim in found.values())
 
 
 def test_claims_in_the_atlas_are_not_compared_with_the_mini_world(tmp_path: Path):

@@ -40,4 +40,4 @@ def test_saved_summaries_can_be_read() -> None:
     summaries = [RunSummary.model_validate(row["summary"]) for row in rows]
     assert len(summaries) > 20
     runs = load_results(ROOT / "docs/results/demo.json").runs
-    assert {run.name for run in runs} > {"cot, base", "rag, base"}
+    assert {run.name for run in runs} > {"deeprag, stage 2", "rag, cold start"}
