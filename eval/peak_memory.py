@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,15 +20,20 @@ class Peak:
 
 @contextmanager
 def peak_memory(seconds: float = 1.0) -> Iterator[Peak]:
-    """Measure the memory of this process and all of its children every ``seconds``, until the block ends."""
+    """Measure the memory of this process and all of its children until the block ends.
+
+    Between two measurements are ``seconds``, and at least 50 times as long as a measurement takes: of large
+    processes, the kernel counts shared memory page by page.
+    """
     peak = Peak()
     stop = threading.Event()
 
     def watch() -> None:
         this = psutil.Process()
         while True:
+            start = time.perf_counter()
             peak.gib = max(peak.gib, sum(map(_gib, (this, *this.children(recursive=True)))))
-            if stop.wait(seconds):
+            if stop.wait(max(seconds, 50 * (time.perf_counter() - start))):
                 return
 
     thread = threading.Thread(target=watch, daemon=True)

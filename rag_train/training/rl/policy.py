@@ -7,6 +7,7 @@ adapter, through files.
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import PartialState
+from peft import PeftModel
 
 from rag_train.llm.base import LLM, Completion, Sampling
 from rag_train.llm.transformers import TransformersEngine
@@ -56,7 +58,7 @@ class SharedPolicy(TransformersEngine):
 
 
 class VLLMPolicy:
-    """An engine to which new weights are sent; under LoRA the adapter alone, whose base model stays the same."""
+    """An engine to which new weights are sent; under LoRA the adapter alone, if `serves_adapters`."""
 
     def __init__(self, engine: VLLMEngine, folder: Path):
         """``folder`` is emptied, and holds the weights that are being sent."""
@@ -74,7 +76,7 @@ class VLLMPolicy:
                 recipe.model,
                 dtype="bfloat16" if recipe.precision == "bf16" else "float32",
                 seed=recipe.seed,
-                max_lora_rank=recipe.lora.r if recipe.lora else None,
+                max_lora_rank=recipe.lora.r if recipe.lora and serves_adapters() else None,
                 max_context=recipe.rl.max_context,
                 gpu_memory=recipe.rl.gpu_memory,
                 reloads=True,
@@ -85,11 +87,13 @@ class VLLMPolicy:
         return await self._engine.complete(prompt, replace(sampling, adapter=self._adapter))
 
     async def update(self, model: Any, step: int) -> None:
-        """Load the weights of ``model``, those of its adapter under LoRA. The first process writes them for all."""
+        """Load the weights of ``model``, or those of its adapter. The first process writes them for all."""
         place, state = self._folder / f"step-{step}", PartialState()
         if state.is_main_process:
             # All processes have loaded the last weights: they trained on what they sampled with them.
             shutil.rmtree(self._folder, ignore_errors=True)
+            if isinstance(model, PeftModel) and not serves_adapters():
+                model = copy.deepcopy(model).merge_and_unload()
             model.save_pretrained(place)
         state.wait_for_everyone()
         if (place / "adapter_config.json").exists():
@@ -99,6 +103,15 @@ class VLLMPolicy:
 
     async def aclose(self) -> None:
         await self._engine.aclose()
+
+
+def serves_adapters() -> bool:
+    """Return whether vLLM gets adapters, as on GPUs.
+
+    On CPUs, vLLM 0.32 copies the adapter for each token that it computes. There, it gets the weights with the adapter
+    merged into them.
+    """
+    return torch.cuda.is_available()
 
 
 @contextmanager

@@ -232,21 +232,30 @@ def test_rollouts_made_ahead_are_those_of_the_weights_before(world: Path, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("credit", "keys"),
+    ("credit", "keys", "adapters"),
     [
-        pytest.param("trajectory", {}, marks=pytest.mark.slow),
-        pytest.param("tree", {}, marks=pytest.mark.slow),
-        pytest.param("tree", {"engine": "vllm"}, marks=pytest.mark.engine),
-        pytest.param("tree", {"engine": "vllm", "lora": LoraRecipe(r=8)}, marks=pytest.mark.engine),
+        pytest.param("trajectory", {}, False, marks=pytest.mark.slow),
+        pytest.param("tree", {}, False, marks=pytest.mark.slow),
+        pytest.param("tree", {"engine": "vllm"}, False, marks=pytest.mark.engine),
+        pytest.param("tree", {"engine": "vllm", "lora": LoraRecipe(r=8)}, False, marks=pytest.mark.engine),
+        pytest.param("tree", {"engine": "vllm", "lora": LoraRecipe(r=8)}, True, marks=pytest.mark.engine),
     ],
 )
 def test_a_price_lowers_the_retrieval_rate(
-    mini_world: World, mini_model: Path, tmp_path: Path, credit: str, keys: dict[str, Any]
+    mini_world: World,
+    mini_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    credit: str,
+    keys: dict[str, Any],
+    adapters: bool,
 ):
     """Answers have no value, and a search has a price: the mini model, which decides at random, stops searching.
 
-    Engine and trainer agree on the log-probabilities at every step: the engine has the weights of that step.
+    Engine and trainer agree on the log-probabilities at every step: the engine has the weights of that step, or the
+    adapter, as on GPUs.
     """
+    monkeypatch.setattr("rag_train.training.rl.policy.serves_adapters", lambda: adapters)
     write(tmp_path / "rl.jsonl", [q for q in mini_world.questions("train") if q.hops == 2][:24])
     build_bm25(mini_world.corpus(), tmp_path / "index")
     costs = {"reward": RewardRecipe(exact_match=0), "price": PriceRecipe(retrievals=1), "credit": credit}
