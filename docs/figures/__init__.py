@@ -4,7 +4,7 @@ from functools import partial
 
 from generator.results import DEMO
 
-from figures import accuracy, real, reliability, systems, training, world
+from figures import accuracy, real, reliability, stage3, systems, training, world
 
 FIGURES = {
     "accuracy": accuracy.draw,
@@ -16,6 +16,7 @@ FIGURES = {
     "gains-files": partial(real.draw_gains, "real_files", None),
     "reliability": partial(reliability.draw_reliability, DEMO),
     "reliability-atlas": partial(reliability.draw_reliability, "atlas"),
+    "rewards": partial(stage3.draw_rewards, "bench_credit_dev"),
     "deeprag": systems.deeprag,
     "dualrag": systems.dualrag,
     "hanrag": systems.hanrag,

@@ -833,19 +833,37 @@ def boundary_table() -> str:
 
 
 def rollouts_table() -> str:
-    """Return the throughput of Stage III's engines and the parts of a step."""
+    """Return the throughput of Stage III's engines."""
     found = load("bench_rollouts")
     rows = [
         [
             f"`{name}`",
             *(spread(row["tokens_per_second"][kind], 0) for kind in ("rollouts", "batch")),
             f"{number(row['ratio'])} [{number(row['ratio_range'][0])}, {number(row['ratio_range'][1])}]",
-            *(number(row["seconds"][part]) for part in ("rollouts", "update", "training")),
         ]
         for name, row in found["engines"].items()
     ]
     heads = ["engine", "rollouts, tokens/s", "one batch, tokens/s", f"ratio (goal: at least {found['wanted']})"]
-    return table([*heads, "rollouts, s", "weights, s", "training, s"], rows, "l")
+    return table(heads, rows, "l")
+
+
+def rollout_steps_table() -> str:
+    """Return the seconds of a training step of Stage III and the share of each part."""
+    parts = ("rollout", "update", "training")
+    rows = [
+        [
+            f"`{name}`",
+            f"`{layout}`",
+            number(seconds["step"], 1),
+            *(
+                f"{number(seconds[part])} ({percent(seconds[part] / sum(map(seconds.get, parts)), 0)}%)"
+                for part in parts
+            ),
+        ]
+        for name, row in load("bench_rollouts")["engines"].items()
+        for layout, seconds in row["steps"].items()
+    ]
+    return table(["engine", "layout", "step, s", "rollouts, s", "weights, s", "training, s"], rows, "ll")
 
 
 def fresh_clones_table() -> str:

@@ -136,7 +136,7 @@ def credit_rates() -> str:
         found = load(path.stem)
         for arm, rate in ((TREE, found["settings"]["lr"]), (PLAIN, found["settings"]["plain_lr"])):
             scores[rate][arm] = mean(result["arms"][arm]["score"] for result in found["seeds"].values())
-    rows = [[f"{rate:g}", *(number(scores[rate][arm], 3) for arm in (TREE, PLAIN))] for rate in sorted(scores)]
+    rows = [[f"{rate:g}", *(number(scores[rate].get(arm), 3) for arm in (TREE, PLAIN))] for rate in sorted(scores)]
     return table(["learning rate", f"score, {TREE}", f"score, {PLAIN}"], rows, "r")
 
 

@@ -2,8 +2,9 @@
 
 For each engine, the rollouts of one generation with tree credit are compared with the engine's limit, which is all
 of their prompts as one batch. Tokens are those read and written. Both are repeated in turn, and the ratio is the
-median over the repetitions. Then the mini model is trained for a few steps, and the time of a step is split into
-rollouts, update of the engine's weights, and training. Writes bench_rollouts.json.
+median over the repetitions. Then the mini model is trained for a few steps, in TRL's batches of rollouts and on
+trees, and the time of a step is split into rollouts, update of the engine's weights, and training. Writes
+bench_rollouts.json.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rag_train.eval.benchmarks.common import (
     stage3_recipe,
 )
 
+LAYOUTS = "rollouts", "tree"
 WANTED = 0.8
 """Wanted ratio of the rollouts' tokens a second to those of one batch."""
 
@@ -35,7 +37,7 @@ def main() -> None:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--questions", type=int, default=24, help="of a generation, each with 8 rollouts")
     parser.add_argument("--repeats", type=int, default=3, help="repetitions of rollouts and batch")
-    parser.add_argument("--steps", type=int, default=6, help="training steps; the first is not counted")
+    parser.add_argument("--steps", type=int, default=6, help="training steps of a layout; the first is not counted")
     options = parser.parse_args()
 
     from rag_train.files import write_records
@@ -51,11 +53,16 @@ def main() -> None:
         build_bm25(world.corpus(), folder / "index")
         write_records(folder / "questions.jsonl", questions[: 8 * options.steps])
         for engine in get_args(get_type_hints(RLRecipe)["engine"]):
-            row = asyncio.run(throughput(engine, folder, options)) | step_times(engine, folder, options)
+            row = asyncio.run(throughput(engine, folder, options))
+            row["steps"] = {layout: step_times(engine, layout, folder) for layout in LAYOUTS}
             console.print(
                 f"{engine}: {statistics.median(row['tokens_per_second']['rollouts']):,.0f} tokens/s, "
-                f"{row['ratio']:.2f} times one batch; {row['step_seconds']:.1f} s a step"
+                f"{row['ratio']:.2f} times one batch"
             )
+            for layout, seconds in row["steps"].items():
+                console.print(
+                    f"  layout {layout}: " + ", ".join(f"{part} {seconds[part]:.2f} s" for part in seconds)
+                )
             engines[engine] = row
     result = {"questions": options.questions, "steps": options.steps, "wanted": WANTED, "engines": engines}
     save_result(options.output / "bench_rollouts.json", result)
@@ -102,21 +109,24 @@ async def throughput(engine: str, folder: Path, options: argparse.Namespace) -> 
     }
 
 
-def step_times(engine: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the median seconds of a training step and of its parts, all steps but the first."""
+def step_times(engine: str, layout: str, folder: Path) -> dict[str, float]:
+    """Return the median seconds of a training step and of its parts, all steps but the first.
+
+    All weights are trained, so all are sent to the engine. The learning rate is so small that the rollouts of all
+    layouts have the same lengths.
+    """
     from rag_train.training.run import train
     from rag_train.training.tracking import METRICS
 
-    recipe = stage3_recipe(str(mini_world().model), folder, price=0.1, credit="tree", engine=engine)
-    train(replace(recipe, output_dir=str(folder / engine)))
-    lines = map(json.loads, (folder / engine / METRICS).read_text().splitlines())
+    settings = {"credit": "tree", "engine": engine, "layout": layout}
+    recipe = stage3_recipe(str(mini_world().model), folder, price=0.1, **settings)
+    run = folder / f"{engine}-{layout}"
+    train(replace(recipe, lora=None, lr=1e-6, output_dir=str(run)))
+    lines = map(json.loads, (run / METRICS).read_text().splitlines())
     rows = [row for row in lines if "step_time" in row][1:]
-    seconds = {
-        name: statistics.median(row[f"{name}_time"] for row in rows) for name in ("step", "rollout", "update")
-    }
-    training = seconds["step"] - seconds["rollout"] - seconds["update"]
-    parts = {"rollouts": seconds["rollout"], "update": seconds["update"], "training": training}
-    return {"step_seconds": seconds["step"], "seconds": parts}
+    parts = {name: [row[f"{name}_time"] for row in rows] for name in ("step", "rollout", "update")}
+    parts["training"] = [step - rollout - update for step, rollout, update in zip(*parts.values(), strict=True)]
+    return {name: statistics.median(seconds) for name, seconds in parts.items()}
 
 
 if __name__ == "__main__":

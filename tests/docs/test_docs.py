@@ -126,6 +126,7 @@ def test_every_results_file_has_a_page() -> None:
         "demo_seeds": "demo",
         "reproduction_seeds": "reproduction",
         "thresholds": "reproduction",
+        **dict.fromkeys(("bench_credit_dev", "bench_credit_dev_0.0005"), "bench_credit"),
     }
     names = {path.stem for path in (DOCS / "results").glob("*.json")}
     pages = {path.stem for path in (DOCS / "site" / "results").glob("*.md")}
