@@ -108,8 +108,8 @@ class VLLMPolicy:
 def serves_adapters() -> bool:
     """Return whether vLLM gets adapters, as on GPUs.
 
-    On CPUs, vLLM 0.32 copies the adapter for each token that it computes. There, it gets the weights with the adapter
-    merged into them.
+    On CPUs, vLLM 0.32 copies the adapter for each token that it computes. There, it gets the weights with the
+    adapter merged into them.
     """
     return torch.cuda.is_available()
 
