@@ -36,7 +36,7 @@ def draw_frontier(name: str) -> Canvas:
         canvas.text(left + 190 * i + 30, 23, f"{NAMES[model]}, thresholds", colour=COLOURS[model], anchor="start")
     for i, start in enumerate(later):
         canvas.dot(left + 190 * (i + 1) + 12, 40, 6, COLOURS[start], hollow=True)
-        label = f"Stage III from {NAMES[start]}"
+        label = f"{NAMES[start]}, then III"
         canvas.text(left + 190 * (i + 1) + 30, 45, label, colour=COLOURS[start], anchor="start")
     for tick in range(round(20 * lowest), round(20 * highest) + 1):
         canvas.line(at(0, tick / 20), at(3, tick / 20), width=0.5 if tick > 20 * lowest else 1.5)

@@ -71,29 +71,40 @@ def frontier_table(name: str) -> str:
     return table(["model", "EM", "retrievals", "above, points", "above, each seed", "collapsed"], rows, "l")
 
 
-def stage3_changes(name: str) -> str:
-    """Return the decisions and the causes of wrong answers before and after Stage III, as means over seeds.
-
-    Causes are shares of all answers. All models retrieve from a probability of 0.5.
-    """
-    groups = {
-        stage: runs
-        for (strategy, stage), runs in demo_groups(name).items()
-        if strategy in ("deeprag", "deeprag,threshold=0.5")
-    }
+def stage3_decisions(name: str) -> str:
+    """Return the decisions before and after Stage III, as means over seeds."""
     rows = [
         [
             stage,
             number(mean(run["retrievals"]["mean"] for run in runs)),
             number(mean(Reliability.model_validate(run["fact_calibration"]).auroc for run in runs)),
             number(mean(matthews(run["fact_boundary"]) for run in runs)),
+        ]
+        for stage, runs in _own_decisions(name).items()
+    ]
+    return table(["model", "retrievals", "AUROC", "MCC"], rows, "l")
+
+
+def stage3_causes(name: str) -> str:
+    """Return the right answers and the causes of the wrong ones, in percent of all answers, as means over seeds."""
+    rows = [
+        [
+            stage,
             percent(mean(run["em"]["mean"] for run in runs)),
             *(percent(mean(counted(run["causes"])[cause] / run["questions"] for run in runs)) for cause in CAUSES),
         ]
-        for stage, runs in groups.items()
+        for stage, runs in _own_decisions(name).items()
     ]
-    heads = ["model", "retrievals", "AUROC", "MCC", "right, %", *(f"{cause}, %" for cause in CAUSES)]
-    return table(heads, rows, "l")
+    return table(["model", "right", *CAUSES], rows, "l")
+
+
+def _own_decisions(name: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the runs of each model that retrieve from a probability of 0.5."""
+    return {
+        stage: runs
+        for (strategy, stage), runs in demo_groups(name).items()
+        if strategy in ("deeprag", "deeprag,threshold=0.5")
+    }
 
 
 def credit_table(name: str) -> str:
@@ -111,11 +122,21 @@ def credit_table(name: str) -> str:
                 arm,
                 *(across_seeds([each[key] for each in found], 3) for key in ("score", "em")),
                 across_seeds([each["retrievals"] for each in found], 2),
-                *(cost(key, 0) for key in ("steps", "seconds")),
+                *(cost(key, digits) for key, digits in (("steps", 0), ("passes", 1), ("seconds", 0))),
                 *(cost(key, 2, 1e-6) for key in ("tokens", "written")),
             ]
         )
-    heads = ["model", "score", "EM", "retrievals", "steps", "seconds", "tokens, millions", "written, millions"]
+    heads = [
+        "model",
+        "score",
+        "EM",
+        "retrievals",
+        "steps",
+        "passes",
+        "seconds",
+        "tokens, millions",
+        "written, millions",
+    ]
     return table(heads, rows, "l")
 
 
@@ -179,7 +200,8 @@ FUNCTIONS = {
     for function in (
         frontier_verdict,
         frontier_table,
-        stage3_changes,
+        stage3_decisions,
+        stage3_causes,
         credit_verdict,
         credit_table,
         credit_differences,

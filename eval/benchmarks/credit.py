@@ -1,9 +1,9 @@
 """Tree credit compared with plain GRPO at the same number of engine tokens.
 
 Both start from the demo's Stage I model of the same seed, with the same rewards, on questions that no stage has
-seen. A step with tree credit costs more engine tokens. Plain GRPO spends them on more steps, with more questions,
-and stops when it has read and written as many tokens. The models then answer the same questions greedily. Writes
-bench_credit.json (bench_credit_dev.json with --split dev).
+seen. A step with tree credit costs more engine tokens. Plain GRPO spends them on more steps, in more passes over
+the questions, and stops when it has read and written as many tokens. The models then answer the same questions
+greedily. Writes bench_credit.json (bench_credit_dev.json with --split dev).
 
 Equal engine tokens are not equal cost: a token that is written costs more than one that is read, and a step of
 training has a cost of its own. Written tokens and seconds are therefore recorded, too.
@@ -131,6 +131,7 @@ def spent(path: Path) -> dict[str, Any]:
     tokens = list(accumulate(row["engine/read"] + row["engine/written"] for row in rows))
     return {
         "steps": len(rows),
+        "passes": rows[-1]["epoch"],
         "tokens": tokens[-1],
         "written": sum(row["engine/written"] for row in rows),
         "seconds": sum(row["step_time"] for row in rows),

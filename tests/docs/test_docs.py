@@ -126,7 +126,8 @@ def test_every_results_file_has_a_page() -> None:
         "demo_seeds": "demo",
         "reproduction_seeds": "reproduction",
         "thresholds": "reproduction",
-        **dict.fromkeys(("bench_credit_dev", "bench_credit_dev_0.0005"), "bench_credit"),
+        **dict.fromkeys(("bench_credit_dev", "bench_credit_dev_0.0005", "bench_credit_dev_0.002"), "bench_credit"),
+        "bench_frontier_dev": "bench_frontier",
     }
     names = {path.stem for path in (DOCS / "results").glob("*.json")}
     pages = {path.stem for path in (DOCS / "site" / "results").glob("*.md")}

@@ -27,7 +27,7 @@ def seed(shift: float) -> dict[str, Any]:
         return changed
 
     start = {"score": 0.3, "em": 0.4, "retrievals": 2.0}
-    cost = {"steps": 4, "seconds": 9.0, "tokens": 4e6, "written": 1e6}
+    cost = {"steps": 4, "passes": 2.5, "seconds": 9.0, "tokens": 4e6, "written": 1e6}
     curve = [(n * 1e6, n / 10 + shift) for n in range(1, 5)]
     return {
         "runs": [
@@ -69,10 +69,11 @@ def test_tables_have_means_over_seeds_and_each_seed(stage3: SimpleNamespace):
     _, em, retrievals, above, seeds, collapsed = row(stage3.tables.frontier_table("two"), after)
     assert em.startswith("45.0 [") and retrievals.startswith("1.40") and above.startswith("3.0 [")
     assert (seeds, collapsed) == ("+2.0, +4.0", "1")
-    changes = stage3.tables.stage3_changes("two")
-    assert row(changes, "stage 1")[4] == "43.0" and row(changes, after)[4] == "45.0"
-    assert row(stage3.tables.credit_table("two"), "start")[4:] == ["–"] * 4
-    assert row(stage3.tables.credit_table("two"), "plain GRPO")[4:] == ["4", "9", "4.00", "1.00"]
+    causes, decisions = stage3.tables.stage3_causes("two"), stage3.tables.stage3_decisions("two")
+    assert row(causes, "stage 1")[1] == "43.0" and row(causes, after)[1] == "45.0"
+    assert row(decisions, "stage 1")[1] == "1.50" and row(decisions, after)[1] == "1.40"
+    assert row(stage3.tables.credit_table("two"), "start")[4:] == ["–"] * 5
+    assert row(stage3.tables.credit_table("two"), "plain GRPO")[4:] == ["4", "2.5", "9", "4.00", "1.00"]
     assert row(stage3.tables.credit_differences("two"), "tree credit over plain GRPO")[2] == "+0.050, +0.070"
 
 

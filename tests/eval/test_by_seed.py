@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,15 @@ def test_seeds_are_written_one_by_one_and_kept(tmp_path: Path):
 
 
 def test_peak_memory_counts_this_process_and_its_children() -> None:
-    child = "x = bytearray(150 << 20); import time; time.sleep(0.5)"
+    child = "x = bytearray(150 << 20); input()"
     with peak_memory(seconds=0.05) as alone:
         pass
-    with peak_memory(seconds=0.05) as with_child:
-        subprocess.run([sys.executable, "-c", child], check=True)
+    with (
+        peak_memory(seconds=0.05) as with_child,
+        subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE) as process,
+    ):
+        deadline = time.monotonic() + 60
+        while with_child.gib < alone.gib + 0.14 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.communicate(b"\n")
     assert alone.gib + 0.14 < with_child.gib < alone.gib + 0.5

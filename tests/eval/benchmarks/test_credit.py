@@ -26,7 +26,9 @@ OPTIONS = argparse.Namespace(price=0.1, questions=16, lr=1e-4, plain_lr=3e-4)
 def write_metrics(folder: Path, tokens: list[int]) -> None:
     """Write the metrics of a run whose steps have read these tokens."""
     step = {"engine/written": 10, "step_time": 2.5}
-    rows = [step | {"step": n, "reward": 0.1 * n, "engine/read": read} for n, read in enumerate(tokens)]
+    rows = [
+        step | {"step": n, "epoch": n / 2, "reward": 0.1 * n, "engine/read": read} for n, read in enumerate(tokens)
+    ]
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"train_loss": 1.0}]))
 
@@ -35,6 +37,7 @@ def test_costs_are_those_of_all_steps(tmp_path: Path):
     write_metrics(tmp_path / "run", [90, 80])
     assert spent(tmp_path / "run/metrics.jsonl") == {
         "steps": 2,
+        "passes": 0.5,
         "tokens": 190,
         "written": 20,
         "seconds": 5.0,
