@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from generator.results import DEMO, demo_groups, demo_mean
 
+from figures.axes import RETRIEVALS, SIZE, Axes
 from figures.svg import Canvas, Colour
 
 
@@ -56,30 +57,18 @@ def draw_atlas() -> Canvas:
 
 def _scatter(name: str, labels: Mapping[tuple[str, str], Label], note: str) -> Canvas:
     """Exact match against retrievals a question: the mean over seeds, and each seed as a faint point."""
-    width, height, left, right, top, bottom, size = 620, 440, 62, 22, 40, 64, 15.5
-    canvas = Canvas(width, height, f"Exact match against retrievals a question: {note}")
-
-    def x(retrievals: float) -> float:
-        return left + (width - left - right) * retrievals / 3
-
-    def y(share: float) -> float:
-        return height - bottom - (height - top - bottom) * share / 0.7
-
-    canvas.text(left, 22, note, colour="muted", anchor="start")
-    for tick in range(0, 8):
-        canvas.line((left, y(tick / 10)), (width - right, y(tick / 10)), width=0.5 if tick else 1.5)
-        canvas.text(left - 10, y(tick / 10) + 5, f"{tick * 10}", size=size, colour="muted", anchor="end")
-    for tick in (0, 0.5, 1, 1.5, 2, 2.5, 3):
-        canvas.text(x(tick), height - bottom + 22, f"{tick:g}", size=size, colour="muted")
-    canvas.text((left + width - right) / 2, height - 12, "retrievals a question", size=size)
-    canvas.text(20, (height - bottom + top) / 2, "exact match, %", size=size, rotate=-90)
+    canvas = Canvas(620, 440, f"Exact match against retrievals a question: {note}")
+    axes = Axes(canvas=canvas, x=(0, 3), y=(0, 0.7), top=40)
+    canvas.text(axes.left, 22, note, colour="muted", anchor="start")
+    shares = {tick / 10: f"{tick * 10}" for tick in range(8)}
+    axes.draw("retrievals a question", RETRIEVALS, "exact match, %", shares)
     groups = demo_groups(name)
     for key, label in labels.items():
         for run in groups[key]:
-            canvas.dot(x(run["retrievals"]["mean"]), y(run["em"]["mean"]), 3, label.colour, faint=True)
-        px, py = x(demo_mean(*key, "retrievals", name)), y(demo_mean(*key, "em", name))
+            canvas.dot(*axes.at(run["retrievals"]["mean"], run["em"]["mean"]), 3, label.colour, faint=True)
+        px, py = axes.at(demo_mean(*key, "retrievals", name), demo_mean(*key, "em", name))
         canvas.dot(px, py, 7, label.colour)
         bold = label.colour == "good"
         place = (px + label.dx, py + label.dy + 4)
-        canvas.text(*place, label.text, size=size, colour=label.colour, anchor=label.anchor, bold=bold)
+        canvas.text(*place, label.text, size=SIZE, colour=label.colour, anchor=label.anchor, bold=bold)
     return canvas

@@ -10,25 +10,10 @@ from typing import Any, NamedTuple
 
 from generator.markdown import number, percent, table
 from generator.results import RESULTS, across_seeds, counted, demo_groups, differences, load, matthews
-from rag_train.eval.benchmarks import credit, frontier
 from rag_train.eval.benchmarks.credit import PLAIN, START, TREE
 from rag_train.eval.metrics import intervals
 from rag_train.eval.metrics.causes import CAUSES
 from rag_train.eval.metrics.reliability import Reliability
-
-
-def frontier_verdict() -> str:
-    """Return the verdict on the protocol's claim about the frontier."""
-    return frontier.verdict(_by_seed("bench_frontier"))
-
-
-def credit_verdict() -> str:
-    """Return the verdict on the protocol's claim about credit."""
-    return credit.verdict(_by_seed("bench_credit"))
-
-
-def _by_seed(name: str) -> dict[int, dict[str, Any]]:
-    return {int(seed): result for seed, result in load(name)["seeds"].items()}
 
 
 class FrontierPoint(NamedTuple):
@@ -198,11 +183,9 @@ def _reward_before(curve: Sequence[tuple[float, float]], tokens: float, window: 
 FUNCTIONS = {
     function.__name__: function
     for function in (
-        frontier_verdict,
         frontier_table,
         stage3_decisions,
         stage3_causes,
-        credit_verdict,
         credit_table,
         credit_differences,
         credit_rates,

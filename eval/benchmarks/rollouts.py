@@ -28,7 +28,6 @@ from rag_train.eval.benchmarks.common import (
     stage3_recipe,
 )
 
-LAYOUTS = "rollouts", "tree"
 WANTED = 0.8
 """Wanted ratio of the rollouts' tokens a second to those of one batch."""
 
@@ -52,9 +51,10 @@ def main() -> None:
         folder = Path(name)
         build_bm25(world.corpus(), folder / "index")
         write_records(folder / "questions.jsonl", questions[: 8 * options.steps])
-        for engine in get_args(get_type_hints(RLRecipe)["engine"]):
+        keys = get_type_hints(RLRecipe)
+        for engine in get_args(keys["engine"]):
             row = asyncio.run(throughput(engine, folder, options))
-            row["steps"] = {layout: step_times(engine, layout, folder) for layout in LAYOUTS}
+            row["steps"] = {layout: step_times(engine, layout, folder) for layout in get_args(keys["layout"])}
             console.print(
                 f"{engine}: {statistics.median(row['tokens_per_second']['rollouts']):,.0f} tokens/s, "
                 f"{row['ratio']:.2f} times one batch"

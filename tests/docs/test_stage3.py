@@ -11,8 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from support.paths import ROOT
 
 
 def seed(shift: float) -> dict[str, Any]:
