@@ -17,7 +17,7 @@ FIGURES = {
     "reliability": partial(reliability.draw_reliability, DEMO),
     "reliability-atlas": partial(reliability.draw_reliability, "atlas"),
     "frontier": partial(stage3.draw_frontier, "bench_frontier_dev"),
-    "rewards": partial(stage3.draw_rewards, "bench_credit_dev"),
+    "rewards": partial(stage3.draw_rewards, "bench_credit"),
     "deeprag": systems.deeprag,
     "dualrag": systems.dualrag,
     "hanrag": systems.hanrag,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from generator.markdown import number, percent, table
 from generator.results import RESULTS, across_seeds, counted, demo_groups, differences, load, matthews
+from rag_train.eval.benchmarks import credit, frontier
 from rag_train.eval.benchmarks.credit import PLAIN, START, TREE
 from rag_train.eval.metrics import intervals
 from rag_train.eval.metrics.causes import CAUSES
@@ -35,6 +36,11 @@ def frontier_points(name: str) -> tuple[dict[str, list[FrontierPoint]], dict[str
         else:
             earlier[stage].append(FrontierPoint(retrievals, em, float(strategy.partition("threshold=")[2])))
     return dict(earlier), dict(later)
+
+
+def frontier_verdict(name: str) -> str:
+    """Return the verdict on the protocol's claim about the frontier, over the seeds of a results file."""
+    return frontier.verdict(_by_seed(name))
 
 
 def frontier_table(name: str) -> str:
@@ -83,6 +89,11 @@ def stage3_causes(name: str) -> str:
     return table(["model", "right", *CAUSES], rows, "l")
 
 
+def _by_seed(name: str) -> dict[int, dict[str, Any]]:
+    """Return the results of each seed."""
+    return {int(seed): result for seed, result in load(name)["seeds"].items()}
+
+
 def _own_decisions(name: str) -> dict[str, list[dict[str, Any]]]:
     """Return the runs of each model that retrieve from a probability of 0.5."""
     return {
@@ -90,6 +101,11 @@ def _own_decisions(name: str) -> dict[str, list[dict[str, Any]]]:
         for (strategy, stage), runs in demo_groups(name).items()
         if strategy in ("deeprag", "deeprag,threshold=0.5")
     }
+
+
+def credit_verdict(name: str) -> str:
+    """Return the verdict on the protocol's claim about credit, over the seeds of a results file."""
+    return credit.verdict(_by_seed(name))
 
 
 def credit_table(name: str) -> str:
@@ -183,9 +199,11 @@ def _reward_before(curve: Sequence[tuple[float, float]], tokens: float, window: 
 FUNCTIONS = {
     function.__name__: function
     for function in (
+        frontier_verdict,
         frontier_table,
         stage3_decisions,
         stage3_causes,
+        credit_verdict,
         credit_table,
         credit_differences,
         credit_rates,
