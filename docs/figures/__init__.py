@@ -16,7 +16,7 @@ FIGURES = {
     "gains-files": partial(real.draw_gains, "real_files", None),
     "reliability": partial(reliability.draw_reliability, DEMO),
     "reliability-atlas": partial(reliability.draw_reliability, "atlas"),
-    "frontier": partial(stage3.draw_frontier, "bench_frontier_dev"),
+    "frontier": partial(stage3.draw_frontier, "bench_frontier"),
     "rewards": partial(stage3.draw_rewards, "bench_credit"),
     "deeprag": systems.deeprag,
     "dualrag": systems.dualrag,
