@@ -52,7 +52,8 @@ def draw_frontier(name: str) -> Canvas:
 def draw_rewards(name: str) -> Canvas:
     """Mean reward of the sampled rollouts against the engine tokens so far, one line for each arm.
 
-    A line is the mean over seeds, and its band the 95% interval of that mean. ``name``: the results file.
+    A line is the mean over seeds, and its band the 95% interval of that mean, drawn from three seeds on. ``name``:
+    the results file.
     """
     curves = {arm: credit_curves(name, arm) for arm in ARMS}
     canvas = Canvas(620, 400, "Reward of the sampled rollouts against engine tokens")

@@ -163,7 +163,7 @@ def credit_rates() -> str:
 
 
 class CurvePoint(NamedTuple):
-    """The mean reward over seeds at a number of engine tokens, with its 95% interval."""
+    """The mean reward over seeds at a number of engine tokens, with its 95% interval from three seeds on."""
 
     tokens: float
     mean: float
@@ -182,11 +182,11 @@ def credit_curves(name: str, arm: str, points: int = 24) -> list[CurvePoint]:
     for i in range(points):
         at = most * (i + 1) / points
         rewards = [_reward_before(curve, at, most / 6) for curve in curves]
-        if len(rewards) > 1:
+        if len(rewards) > 2:  # the interval of two seeds is wider than any reward
             over = intervals.across_seeds(rewards)
             found.append(CurvePoint(at, over.mean, over.lo, over.hi))
         else:
-            found.append(CurvePoint(at, *rewards * 3))
+            found.append(CurvePoint(at, *[mean(rewards)] * 3))
     return found
 
 

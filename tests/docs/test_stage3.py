@@ -46,12 +46,14 @@ def seed(shift: float) -> dict[str, Any]:
 
 @pytest.fixture
 def stage3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """The generator and the figures, over ``two.json``."""
+    """The generator and the figures, over ``two.json`` and ``three.json``."""
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     results, generator, figures = map(
         importlib.import_module, ("generator.results", "generator.stage3", "figures.stage3")
     )
     (tmp_path / "two.json").write_text(json.dumps({"seeds": {"20": seed(0.0), "21": seed(0.02)}}))
+    three = {"20": seed(0.0), "21": seed(0.02), "22": seed(0.04)}
+    (tmp_path / "three.json").write_text(json.dumps({"seeds": three}))
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     results.load.cache_clear()
     yield SimpleNamespace(tables=generator, figures=figures)
@@ -76,10 +78,12 @@ def test_tables_have_means_over_seeds_and_each_seed(stage3: SimpleNamespace):
     assert row(stage3.tables.credit_differences("two"), "tree credit over plain GRPO")[2] == "+0.050, +0.070"
 
 
-def test_a_curve_is_the_mean_over_seeds_with_its_interval(stage3: SimpleNamespace):
+def test_a_curve_is_the_mean_over_seeds_with_an_interval_from_three_on(stage3: SimpleNamespace):
     points = stage3.tables.credit_curves("two", "plain GRPO", points=4)
     assert [point.tokens for point in points] == [1e6, 2e6, 3e6, 4e6]
     assert [point.mean for point in points] == pytest.approx([0.11, 0.21, 0.31, 0.41])
+    assert all(point.lo == point.mean == point.hi for point in points)  # two seeds are too few
+    points = stage3.tables.credit_curves("three", "plain GRPO", points=4)
     assert all(point.lo < point.mean < point.hi for point in points)
 
 
