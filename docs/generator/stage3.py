@@ -143,10 +143,9 @@ def credit_table(name: str) -> str:
 
 def credit_differences(name: str) -> str:
     """Return the scores of tree credit over those of the other models, with each seed's difference."""
-    seeds = [result["arms"] for result in load(name)["seeds"].values()]
-    rows = []
+    results, rows = _by_seed(name), []
     for arm in (START, PLAIN):
-        values = [seed[TREE]["score"] - seed[arm]["score"] for seed in seeds]
+        values = credit.over(results, TREE, arm)
         rows.append([f"{TREE} over {arm}", across_seeds(values, 3), differences(values)])
     return table(["score", "mean over seeds and 95% interval", "each seed"], rows, "l")
 
