@@ -27,8 +27,19 @@ class ServiceError(UserError):
     """
 
 
-class PromptTooLong(ValueError):
+class Refused(ValueError):
+    """A service refuses one item for good, such as a prompt that a content filter blocks; others go on.
+
+    ``reason`` is one of a few short texts, by which refused items are counted. The message has the details.
+    """
+
+    reason = "refused"
+
+
+class PromptTooLong(Refused):
     """A prompt and the tokens to write do not fit the model's context."""
+
+    reason = "too long"
 
 
 class OneProcessError(UserError):

@@ -25,7 +25,7 @@ from rag_train.eval.metrics.scores import score
 from rag_train.eval.metrics.summary import summarize
 from rag_train.eval.miniworld.lab import multi_hop
 from rag_train.formats.deeprag import FINAL, FOLLOW_UP, INTERMEDIATE
-from rag_train.llm.base import Completion, Sampling, TokenLogprob, Usage
+from rag_train.llm.base import Abilities, Completion, Sampling, TokenLogprob, Usage
 from rag_train.miniworld.world import World, WorldConfig
 from rag_train.progress import console
 from rag_train.provenance import save_result
@@ -44,6 +44,7 @@ class GoldEngine:
 
     name = "instant"
     tokenizer: Any = SimpleNamespace(chat_template=None)
+    abilities = Abilities()
 
     def __init__(self, questions: Sequence[Question]):
         self.steps = {question.question: question.decomposition for question in questions}

@@ -38,7 +38,7 @@ from rag_train.data_synth.inputs import read_questions
 from rag_train.eval.benchmarks.common import benchmark_parser, mini_world, process_memory
 from rag_train.files import CACHE_VARIABLE, sha256, write_records
 from rag_train.formats import deeprag
-from rag_train.llm.base import LLM, Completion, Sampling
+from rag_train.llm.base import LLM, Abilities, Completion, Sampling
 from rag_train.llm.checkpoint import load_tokenizer
 from rag_train.progress import console
 from rag_train.provenance import save_result
@@ -95,7 +95,7 @@ class Recorded:
 
     def __init__(self, llm: Any, answers: dict[tuple[str, Sampling], Completion]):
         self._llm, self._answers = llm, answers
-        self.name, self.tokenizer = llm.name, llm.tokenizer
+        self.name, self.tokenizer, self.abilities = llm.name, llm.tokenizer, llm.abilities
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
         completion = await self._llm.complete(prompt, sampling)
@@ -110,6 +110,7 @@ class Replayed:
 
     def __init__(self, model: Path, answers: Path):
         self.tokenizer = load_tokenizer(str(model))
+        self.abilities = Abilities()
         self._answers: dict[tuple[str, Sampling], Completion] = pickle.loads(answers.read_bytes())
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:

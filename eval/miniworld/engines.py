@@ -26,6 +26,7 @@ class Remembering:
         self._kept: dict[bytes, Completion] = {}
         self.name = llm.name
         self.tokenizer = llm.tokenizer
+        self.abilities = llm.abilities
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
         """Continue ``prompt``; see `LLM.complete`."""

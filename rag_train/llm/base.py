@@ -37,6 +37,23 @@ class Sampling:
     """Directory of the LoRA adapter to use, as saved by PEFT; None for the base model."""
 
 
+@dataclass(frozen=True)
+class Abilities:
+    """What an engine can do. It is found out once, when the engine is opened; the default is all of it."""
+
+    logprobs: bool = True
+    """Whether log-probabilities of the written tokens are reported."""
+    stop_names: bool = True
+    """Whether `Completion.stop` names the stop string that ended the text."""
+    guided: bool = True
+    """Whether decoding is restricted to ``json_schema``, ``choice`` and ``regex``. Without it, the format is asked
+    for in words and the text is checked."""
+    continues: bool = True
+    """Whether the model continues a reply that the prompt has begun."""
+    thinks: bool = False
+    """Whether the model writes its thoughts before the answer. They are not part of `Completion.text`."""
+
+
 class EngineError(ServiceError):
     """A single call failed: the engine or server reported an error or did not answer in time.
 
@@ -95,6 +112,9 @@ class LLM(Protocol):
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase: ...
+
+    @property
+    def abilities(self) -> Abilities: ...
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
         """Continue ``prompt``.

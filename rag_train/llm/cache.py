@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from rag_train.errors import UserError
-from rag_train.llm.base import LLM, Completion, Sampling
+from rag_train.llm.base import LLM, Abilities, Completion, Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,6 +63,10 @@ class CachedEngine:
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self._llm.tokenizer
+
+    @property
+    def abilities(self) -> Abilities:
+        return self._llm.abilities
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
         """Continue ``prompt``, from the file if it has the answer. Raises as the engine does, and UserError."""

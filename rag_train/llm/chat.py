@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from rag_train.errors import UserError
-from rag_train.llm.base import Completion, Sampling, TokenLogprob, Usage
+from rag_train.llm.base import Abilities, Completion, Sampling, TokenLogprob, Usage
 from rag_train.llm.guide import conform, instruct, is_guided
 from rag_train.llm.openai import Logprob, UsageMessage, check_end, yes_no
 from rag_train.llm.replicas import Answer, Rejected, Replicas
@@ -105,6 +105,7 @@ class ChatEngine:
         prices: tuple[float, float] = (0.0, 0.0),
     ):
         self.name = model
+        self.abilities = Abilities()
         self.tokenizer: Any = ChatTokenizer()
         self._calls = 0
         self._used = Usage(0, 0)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from rag_train.errors import UserError
 from rag_train.http import httpx
-from rag_train.llm.base import Completion, EngineError, Sampling, TokenLogprob, Usage
+from rag_train.llm.base import Abilities, Completion, EngineError, Sampling, TokenLogprob, Usage
 from rag_train.llm.checkpoint import encode, load_tokenizer
 from rag_train.llm.guide import conform
 from rag_train.llm.replicas import CONNECT_TIMEOUT, Answer, Rejected, Replicas, problem_of
@@ -81,6 +81,7 @@ class OpenAIEngine:
     ):
         self.tokenizer = tokenizer
         self.name = Path(model).name
+        self.abilities = Abilities()
         self.guided = True
         self._model = model
         self._adapters = adapters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from rag_train.llm.base import LLM, Completion, EngineError, Sampling
+from rag_train.llm.base import LLM, Abilities, Completion, EngineError, Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,6 +29,10 @@ class Timed:
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self._llm.tokenizer
+
+    @property
+    def abilities(self) -> Abilities:
+        return self._llm.abilities
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
         """Continue ``prompt``; see `LLM.complete`. Cancels the call and raises EngineError at the time limit."""

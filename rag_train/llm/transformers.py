@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from rag_train.errors import PromptTooLong, UserError
-from rag_train.llm.base import Completion, EngineError, Sampling, TokenLogprob, Usage
+from rag_train.llm.base import Abilities, Completion, EngineError, Sampling, TokenLogprob, Usage
 from rag_train.llm.checkpoint import beginning, check_adapter, check_checkpoint, encode, load_tokenizer
 from rag_train.llm.log import starting
 from rag_train.precision import fast_dtype
@@ -113,6 +113,7 @@ class TransformersEngine:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name
+        self.abilities = Abilities()
         self._max_batch = max_batch
         self._context = _context(model.config, tokenizer)
         self._adapters: dict[str, str] = {}

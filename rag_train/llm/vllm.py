@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rag_train.errors import UserError, install_command
-from rag_train.llm.base import Completion, EngineError, Sampling, TokenLogprob, Usage
+from rag_train.llm.base import Abilities, Completion, EngineError, Sampling, TokenLogprob, Usage
 from rag_train.llm.checkpoint import check_adapter, check_checkpoint, encode, load_tokenizer
 from rag_train.llm.log import log_file, starting
 from rag_train.llm.processes import tie, without_main
@@ -49,6 +49,7 @@ class VLLMEngine:
         self._dead = False
         self.tokenizer = tokenizer
         self.name = name
+        self.abilities = Abilities()
 
     @classmethod
     def start(

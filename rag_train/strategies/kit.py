@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rag_train.errors import UserError
-from rag_train.llm.base import LLM, Completion, Sampling
+from rag_train.llm.base import LLM, Abilities, Completion, Sampling
 from rag_train.llm.checkpoint import check_adapter
 from rag_train.llm.engines import EngineConfig, open_engine, parse_settings
 from rag_train.pairs import named
@@ -125,6 +125,10 @@ class Adapted:
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self.llm.tokenizer
+
+    @property
+    def abilities(self) -> Abilities:
+        return self.llm.abilities
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
         return await self.llm.complete(prompt, replace(sampling, adapter=self.adapter))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 from rag_train.formats import deeprag
-from rag_train.llm.base import Completion, Sampling, TokenLogprob, Usage
+from rag_train.llm.base import Abilities, Completion, Sampling, TokenLogprob, Usage
 from rag_train.schema import Passage
 
 PLAIN = SimpleNamespace(chat_template=None, eos_token=None)
@@ -49,7 +49,7 @@ def completion(text: str, sampling: Sampling) -> Completion:
 class Replay:
     """An engine with recorded answers by the end of the prompt. A prompt with another end fails the test."""
 
-    name, tokenizer = "replay", PLAIN
+    name, tokenizer, abilities = "replay", PLAIN, Abilities()
 
     def __init__(self, answers: dict[str, str]):
         self.answers = answers
@@ -67,7 +67,7 @@ class Replay:
 class Says:
     """An engine with the same answer to every prompt. ``text`` can also be an error or a function of the prompt."""
 
-    name, tokenizer = "says", PLAIN
+    name, tokenizer, abilities = "says", PLAIN, Abilities()
 
     def __init__(self, text: str | Exception | Callable[[str], str]):
         self.text = text
@@ -127,6 +127,7 @@ class TreeModel:
 
     name = "tree"
     tokenizer = None
+    abilities = Abilities()
 
     def __init__(self, seed: int, depth: int = 4):
         self.seed, self.depth = seed, depth

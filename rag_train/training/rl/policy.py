@@ -65,7 +65,7 @@ class VLLMPolicy:
         self._engine = engine
         self._folder = folder
         self._adapter: str | None = None
-        self.name, self.tokenizer = engine.name, engine.tokenizer
+        self.name, self.tokenizer, self.abilities = engine.name, engine.tokenizer, engine.abilities
 
     @classmethod
     def start(cls, recipe: TrainRecipe, folder: Path) -> VLLMPolicy:

@@ -39,7 +39,7 @@ class Counted:
     def __init__(self, llm: LLM, spent: list[Usage]):
         self._llm = llm
         self._spent = spent
-        self.name, self.tokenizer = llm.name, llm.tokenizer
+        self.name, self.tokenizer, self.abilities = llm.name, llm.tokenizer, llm.abilities
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
         completion = await self._llm.complete(prompt, sampling)
