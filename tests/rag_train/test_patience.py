@@ -13,7 +13,7 @@ from support.fakes import VirtualLoop, completion
 
 from rag_train import patience
 from rag_train.errors import PromptTooLong, ServiceError, UserError
-from rag_train.llm.base import Completion, EngineError, Sampling
+from rag_train.llm.base import Abilities, Completion, EngineError, Sampling
 from rag_train.llm.memo import CallLog, Kept, call_depth
 from rag_train.patience import Patience
 
@@ -21,7 +21,7 @@ from rag_train.patience import Patience
 class Failing:
     """An engine that answers with the prompt, but fails at the calls whose numbers are given."""
 
-    name, tokenizer = "failing", None
+    name, tokenizer, abilities = "failing", None, Abilities()
 
     def __init__(self, *failures: int):
         self.failures = failures

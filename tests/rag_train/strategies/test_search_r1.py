@@ -9,7 +9,7 @@ from support.fakes import Found
 from support.training import TOKENIZER
 
 from rag_train.formats.search_r1 import INVALID, action, information
-from rag_train.llm.base import Completion, Sampling, TokenLogprob, Usage
+from rag_train.llm.base import Abilities, Completion, Sampling, TokenLogprob, Usage
 from rag_train.schema import Decision, Passage, Question, Trajectory
 from rag_train.strategies.base import Kit
 from rag_train.strategies.registry import build
@@ -24,7 +24,7 @@ PASSAGES = [Passage(id=title, title=title, text=text) for title, text in TEXTS.i
 class Turns:
     """An engine that writes the given turns, each of them up to its first stop string."""
 
-    name, tokenizer = "turns", TOKENIZER
+    name, tokenizer, abilities = "turns", TOKENIZER, Abilities()
 
     def __init__(self, *turns: str):
         self.turns, self.prompts = list(turns), list[str]()

@@ -11,7 +11,7 @@ from support.training import TOKENIZER
 
 from rag_train.errors import UserError
 from rag_train.formats import deeprag, planrag
-from rag_train.llm.base import Completion, Sampling, TokenLogprob, Usage
+from rag_train.llm.base import Abilities, Completion, Sampling, TokenLogprob, Usage
 from rag_train.schema import Decision, Passage, Question, Step
 from rag_train.strategies.base import Kit
 from rag_train.strategies.deeprag import DeepRAG
@@ -25,7 +25,7 @@ ASK = f"{deeprag.FOLLOW_UP} Who?\n"
 class Writes:
     """An engine that begins with ``first``; after a passage it knows the answer, without one it is wrong."""
 
-    name, tokenizer = "writes", TOKENIZER
+    name, tokenizer, abilities = "writes", TOKENIZER, Abilities()
 
     def __init__(self, first: str, limit: int = 10**6):
         self.first, self.limit = first, limit
