@@ -117,8 +117,12 @@ def _texts(record: Record, tokenizer: Any) -> Iterator[list[Segment]]:
     """Yield the texts of ``record`` that a model reads in training: one text, or two for a pair."""
     match record:
         case SFTRecord():
-            prompt = as_turn(tokenizer, record.prompt) if tokenizer else record.prompt
-            yield [Segment(text=prompt, trained=False), *record.segments]
+            if tokenizer:
+                from rag_train.training.data import document
+
+                yield document(tokenizer, record)
+            else:
+                yield [Segment(text=record.prompt, trained=False), *record.segments]
         case PreferencePair():
             start = record.history_start
             turn = as_turn(tokenizer, record.prompt[:start]) if tokenizer else record.prompt[:start]

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from rag_train.errors import UserError
 from rag_train.files import read_records
-from rag_train.formats.prompting import as_turn
 from rag_train.llm.base import LLM, Sampling
+from rag_train.llm.control import unmarked
 from rag_train.llm.engines import EngineConfig, open_engine
 from rag_train.schema import Record, SFTRecord
 from rag_train.strategies.base import together
 from rag_train.table import Table
-from rag_train.training.data import REMEDY
+from rag_train.training.data import REMEDY, document
 
 CLASSES = 8
 """A module is a classifier if it has at most this many distinct answers and twice as many examples as answers."""
@@ -71,10 +71,10 @@ async def validate(llm: LLM, records: Sequence[SFTRecord]) -> list[ModuleScore]:
 
 def _trained(record: SFTRecord, tokenizer) -> Iterator[tuple[str, str, str]]:
     """Yield (task, prompt, text) of each trained segment."""
-    prompt = as_turn(tokenizer, record.prompt)
-    for segment in record.segments:
+    prompt = ""
+    for segment in document(tokenizer, record):
         if segment.trained:
-            yield record.task, prompt, segment.text
+            yield record.task, prompt, unmarked(segment.text)
         prompt += segment.text
 
 

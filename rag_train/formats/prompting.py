@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from datetime import date
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from rag_train.formats.deeprag import question_prompt
+from rag_train.llm.control import MARK, control_tokens, trusted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+TODAY = date(2024, 7, 26)
+"""The date that chat templates get when they ask for today's, so that prompts in training and at inference are the
+same on every day. It is the one that Llama's templates write if they are not told any."""
 
 
 def instruction(name: str) -> str:
@@ -25,11 +32,28 @@ def as_turn(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
     """
     if not tokenizer.chat_template:
         return prompt
-    turn = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt.rstrip("\n")}], tokenize=False, add_generation_prompt=True
+    return _turns(tokenizer, [{"role": "user", "content": prompt.rstrip("\n")}])
+
+
+def _turns(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]) -> str:
+    """Render the chat template, up to the beginning of the assistant's turn.
+
+    Only the control tokens that the template writes are marked as such (`rag_train.llm.control`): those in the
+    messages are text.
+    """
+    hidden: list[str] = []
+
+    def hide(match: re.Match[str]) -> str:
+        hidden.append(match[0])
+        return f"{MARK}{len(hidden) - 1}{MARK}"
+
+    untrusted = control_tokens(tokenizer).untrusted
+    readable = [message | {"content": untrusted.sub(hide, message["content"])} for message in messages]
+    text = tokenizer.apply_chat_template(
+        readable, tokenize=False, add_generation_prompt=True, strftime_now=TODAY.strftime
     )
-    assert isinstance(turn, str)
-    return turn
+    assert isinstance(text, str)
+    return re.sub(f"{MARK}(\\d+){MARK}", lambda match: hidden[int(match[1])], trusted(tokenizer, text))
 
 
 def task_prompt(question: str, task: str | None) -> str:
@@ -53,8 +77,4 @@ def few_shot_prompt(tokenizer: PreTrainedTokenizerBase, examples: Sequence[tuple
         for q, a in examples
         for message in ({"role": "user", "content": q}, {"role": "assistant", "content": a})
     ]
-    prompt = tokenizer.apply_chat_template(
-        [*turns, {"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
-    )
-    assert isinstance(prompt, str)
-    return prompt
+    return _turns(tokenizer, [*turns, {"role": "user", "content": question}])

@@ -21,6 +21,10 @@ INVALID = (
 )
 """What the program writes after a turn without an action."""
 
+TAGS = tuple(f"<{end}{name}>" for name in ("think", "search", "information", "answer") for end in ("", "/"))
+"""The format's tags, which some checkpoints have as tokens of their own. Passages do not contain them."""
+
+_TAG = re.compile("|".join(TAGS))
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 
 
@@ -41,4 +45,4 @@ def action(turn: str) -> Action | None:
 def information(passages: Sequence[Passage]) -> str:
     """Return the passages as the program inserts them after a search."""
     text = "\n".join(f"Doc {i}(Title: {passage.title}) {passage.text}" for i, passage in enumerate(passages, 1))
-    return f"\n\n<information>{text}</information>\n\n"
+    return f"\n\n<information>{_TAG.sub(' ', text)}</information>\n\n"

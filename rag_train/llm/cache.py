@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rag_train.errors import UserError
 from rag_train.llm.base import LLM, Abilities, Completion, Sampling
+from rag_train.llm.control import MARK
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -70,7 +71,9 @@ class CachedEngine:
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
         """Continue ``prompt``, from the file if it has the answer. Raises as the engine does, and UserError."""
-        key = hashlib.sha256(json.dumps([self._identity, prompt, asdict(sampling)]).encode()).digest()
+        parts = prompt.split(MARK)  # which control tokens are marked is part of the key; a mark differs by process
+        asked = parts if len(parts) > 1 else prompt
+        key = hashlib.sha256(json.dumps([self._identity, asked, asdict(sampling)]).encode()).digest()
         with self._user_errors():
             row = self._file.execute("SELECT completion FROM answers WHERE key = ?", (key,)).fetchone()
             if row:

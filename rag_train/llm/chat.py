@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 
 from rag_train.errors import UserError
 from rag_train.llm.base import Abilities, Completion, Sampling, TokenLogprob, Usage
+from rag_train.llm.control import defused
 from rag_train.llm.guide import conform, instruct, is_guided
 from rag_train.llm.openai import Logprob, UsageMessage, check_end, yes_no
 from rag_train.llm.replicas import Answer, Rejected, Replicas
@@ -90,6 +91,8 @@ class ChatEngine:
     - Guided decoding is requested as ``response_format`` with a JSON schema, else as JSON mode, else in words. An
       answer that still does not fit is asked for once more.
     - The beginning of the assistant's turn is continued by the model, or else stands at the end of the user's turn.
+    - Control tokens in the messages, such as ``<|im_end|>`` in a passage, are sent with a space inside, because the
+      server's tokenizer would read them as its own (`rag_train.llm.control.defused`).
     - The text is cut at stop strings here: most servers do not say which of them ended it, or take at most four.
 
     Token counts are the server's. The prices are dollars per million tokens of input and of output; with them, the
@@ -190,6 +193,7 @@ class ChatEngine:
         return [{"role": "user", "content": "\n\n".join(filter(None, (user, wish, lead.strip())))}]
 
     async def _complete(self, messages: list[dict[str, str]], sampling: Sampling) -> Completion:
+        messages = [message | {"content": defused(message["content"])} for message in messages]
         body = self._request(messages, sampling)
         estimate = sum(len(message["content"]) for message in messages) // 4 + sampling.max_tokens
         answer = await self._replicas.post("/chat/completions", body, estimate)

@@ -11,6 +11,7 @@ from huggingface_hub import HfApi, try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
 
 from rag_train.errors import UserError
+from rag_train.llm.control import encoded
 from rag_train.llm.hub import PATIENCE, is_hub_name, refusal
 
 if TYPE_CHECKING:
@@ -149,8 +150,12 @@ def beginning(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[in
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
-    """Return the token ids of a prompt, with the beginning-of-text token if the tokenizer has one."""
-    ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    """Return the token ids of a prompt, with the beginning-of-text token if the tokenizer has one.
+
+    Of the control tokens in the prompt, only those that a chat template or a format has written become control
+    tokens; see `rag_train.llm.control`.
+    """
+    [(ids, _)] = encoded(tokenizer, [prompt])
     return [*beginning(tokenizer, ids), *ids]
 
 

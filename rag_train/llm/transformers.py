@@ -26,6 +26,7 @@ from transformers import (
 from rag_train.errors import PromptTooLong, UserError
 from rag_train.llm.base import Abilities, Completion, EngineError, Sampling, TokenLogprob, Usage
 from rag_train.llm.checkpoint import beginning, check_adapter, check_checkpoint, encode, load_tokenizer
+from rag_train.llm.control import encoded
 from rag_train.llm.log import starting
 from rag_train.precision import fast_dtype
 
@@ -150,7 +151,10 @@ class TransformersEngine:
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
         """Continue ``prompt``; see `LLM.complete`. Raises UserError if the adapter does not fit the model."""
         config = self.model.config
-        ids = self.tokenizer(prompt)["input_ids"] if config.is_encoder_decoder else encode(self.tokenizer, prompt)
+        if config.is_encoder_decoder:
+            [(ids, _)] = encoded(self.tokenizer, [prompt], whole=True)
+        else:
+            ids = encode(self.tokenizer, prompt)
         needed = max(len(ids), sampling.max_tokens) if config.is_encoder_decoder else len(ids) + sampling.max_tokens
         if needed > self._context:
             raise ValueError(
@@ -199,10 +203,9 @@ class TransformersEngine:
         return await asyncio.to_thread(self._inspect, prompt, text)
 
     def _inspect(self, prompt: str, text: str) -> Inspection:
-        encoded = self.tokenizer(prompt + text, add_special_tokens=False, return_offsets_mapping=True)
-        first = beginning(self.tokenizer, encoded["input_ids"])
-        ids = [*first, *encoded["input_ids"]]
-        spans = [(0, 0)] * len(first) + encoded["offset_mapping"]
+        [(ids, spans)] = encoded(self.tokenizer, [prompt + text])
+        first = beginning(self.tokenizer, ids)
+        ids, spans = [*first, *ids], [(0, 0)] * len(first) + spans
         start = next((i for i, (_, end) in enumerate(spans) if end > len(prompt)), len(ids))
         if start == 0:
             raise ValueError("the prompt is empty: the text's first token has no context to be predicted from")
@@ -223,7 +226,7 @@ class TransformersEngine:
         return Inspection(
             tokens=tuple(self.tokenizer.convert_ids_to_tokens(ids)),
             start=start,
-            spans=tuple((first, end) for first, end in spans),
+            spans=tuple(spans),
             entropy=tuple(entropy.tolist()),
             attention=attention,
         )

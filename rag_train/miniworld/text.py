@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from rag_train.llm.control import MARK
 from rag_train.miniworld.world import CHAINS, COMPARISONS, RELATIONS, SPLITS, Fact, World, statement, subquery
 from rag_train.schema import Passage, Segment
 
@@ -30,7 +31,7 @@ END = "<|endoftext|>"
 VERSION = 7
 """Version of the training text. Increase it whenever the documents change, so that older models are not reused."""
 
-STOP = Segment(text=END, trained=True)
+STOP = Segment(text=MARK + END, trained=True)
 PAD = "<|pad|>"
 
 # Qwen2's pre-tokenizer, except that a number, such as a year, is a single token.

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from rag_train.errors import ServiceError, UserError, not_installed
 from rag_train.http import httpx, open_client, send
 from rag_train.llm.checkpoint import check_checkpoint
+from rag_train.llm.control import defused
 from rag_train.retrieval.base import Retriever, corpus_sha256, in_turn, threads_of_parts
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.index.text import indexed_text
@@ -73,8 +74,12 @@ class CrossEncoderReranker:
     def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return the relevance for each pair, after the model's activation function, usually a sigmoid."""
         # `predict` sorts by length and returns the scores in the order of the pairs.
-        readable = [(encodable(query), encodable(text)) for query, text in pairs]
+        readable = [(self._readable(query), self._readable(text)) for query, text in pairs]
         return self._model.predict(readable, batch_size=self.batch_size, show_progress_bar=False).tolist()
+
+
+    def _readable(self, text: str) -> str:
+        return defused(encodable(text), self._model.tokenizer)
 
 
 class _Score(BaseModel):
@@ -120,8 +125,8 @@ class VLLMScoreReranker:
 
     def _scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         request: dict[str, Any] = {
-            "text_1": [encodable(query) for query, _ in pairs],
-            "text_2": [encodable(text) for _, text in pairs],
+            "text_1": [defused(encodable(query)) for query, _ in pairs],
+            "text_2": [defused(encodable(text)) for _, text in pairs],
             "truncate_prompt_tokens": -1,  # to the model's maximum
         }
         if self.model:

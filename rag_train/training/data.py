@@ -24,7 +24,9 @@ from transformers import PreTrainedTokenizerBase
 from rag_train.errors import UserError
 from rag_train.formats.deeprag import decision_snippet, render_step
 from rag_train.formats.prompting import as_turn
+from rag_train.llm.control import control_tokens, trusted
 from rag_train.schema import Decision, PreferencePair, Segment, SFTRecord, Step
+from rag_train.strategies.baselines import rq_rag, selfrag
 from rag_train.training.masking import IGNORE, encode_segments
 from rag_train.training.rows import TOKENS, R, stored_rows
 
@@ -33,6 +35,8 @@ COUNTS = {"group": pa.string(), "tokens": pa.int32(), "trained": pa.int32(), "wh
 """Columns that the report and the balance are computed from; ``group`` is the task or the chosen snippet."""
 SFT = ("input_ids", "labels")
 DPO = ("prompt_ids", "chosen_ids", "rejected_ids")
+OWN_TOKENS = {"rq_rag": rq_rag.TOKENS, "selfrag": selfrag.OWN}
+"""Control tokens that formats write themselves, by the records' task."""
 
 
 @dataclass
@@ -92,6 +96,18 @@ def dpo_rows(
     return rows.select_columns(list(DPO)), _report(path, rows, refused, max_tokens)
 
 
+def document(tokenizer: PreTrainedTokenizerBase, record: SFTRecord, chat: bool = True) -> list[Segment]:
+    """Return the text of a record as a model reads it: the prompt, as a turn if it has one, and the segments.
+
+    Its control tokens are those of the chat template and of the record's format (`rag_train.llm.control`).
+    """
+    prompt = as_turn(tokenizer, record.prompt) if chat and record.chat else record.prompt
+    segments = [Segment(text=prompt, trained=False), *record.segments]
+    if not (own := OWN_TOKENS.get(record.task)):
+        return segments
+    return [Segment(text=trusted(tokenizer, each.text, own), trained=each.trained) for each in segments]
+
+
 def spread(items: np.ndarray, n: int) -> np.ndarray:
     """Return ``n`` items at even distances over ``items``; if ``n`` is greater, items are repeated.
 
@@ -117,6 +133,7 @@ def _stored(
 
 def _settings(tokenizer: Any, stage: str, max_tokens: int, chat: bool) -> dict[str, Any]:
     parts = [tokenizer.chat_template, tokenizer.bos_token_id, tokenizer.eos_token_id]
+    parts += sorted(control_tokens(tokenizer).ids.items())
     whole = tokenizer.backend_tokenizer.to_str() + json.dumps(parts)
     return {
         "stage": stage,
@@ -157,8 +174,7 @@ def _sft_row(tokenizer: Any, max_tokens: int, chat: bool, place: str, record: SF
         raise UserError(f"{place}: the segments do not add up to the completion; create the file again")
     if not any(segment.trained for segment in record.segments):
         return "untrained"
-    prompt = as_turn(tokenizer, record.prompt) if chat and record.chat else record.prompt
-    fitting = _fit(tokenizer, prompt, record, max_tokens)
+    fitting = _fit(tokenizer, document(tokenizer, record, chat), record.complete, max_tokens)
     if fitting is None:
         return "too_long"
     ids, labels, whole = fitting
@@ -197,17 +213,14 @@ def _dpo_row(tokenizer: Any, max_tokens: int, chat: bool, place: str, pair: Pref
 
 
 def _fit(
-    tokenizer: Any, prompt: str, record: SFTRecord, max_tokens: int
+    tokenizer: Any, segments: Sequence[Segment], complete: bool, max_tokens: int
 ) -> tuple[list[int], list[int], bool] | None:
     """Return ids, labels and whether all trained segments fit in ``max_tokens``; None if none of them fits."""
-    head, segments = Segment(text=prompt, trained=False), record.segments
     for count in range(len(segments), 0, -1):
         if not segments[count - 1].trained:
             continue
         whole = not any(segment.trained for segment in segments[count:])
-        [(ids, labels)] = encode_segments(
-            tokenizer, [[head, *segments[:count]]], append_eos=whole and record.complete
-        )
+        [(ids, labels)] = encode_segments(tokenizer, [segments[:count]], append_eos=whole and complete)
         if len(ids) <= max_tokens:
             return ids, labels, whole
     return None

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from rag_train.llm.checkpoint import beginning
+from rag_train.llm.control import encoded
 from rag_train.schema import Segment
 
 IGNORE = -100
@@ -43,11 +44,10 @@ def encode_segments(
 def encode_texts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
     """Return the token ids of each text, and for each token the offset of its first character.
 
-    The offset of the beginning-of-text token is -1.
+    Unmarked control tokens are ordinary text, as in prompts. The offset of the beginning-of-text token is -1.
     """
-    encodings = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
     out = []
-    for ids, offsets in zip(encodings["input_ids"], encodings["offset_mapping"], strict=True):
+    for ids, spans in encoded(tokenizer, texts):
         first = beginning(tokenizer, ids)
-        out.append(([*first, *ids], [-1] * len(first) + [start for start, _ in offsets]))
+        out.append(([*first, *ids], [-1] * len(first) + [start for start, _ in spans]))
     return out

@@ -34,7 +34,7 @@ Row = dict[str, list[int]]
 Rows = Dataset | Sequence[Row]
 """Rows on disk, or in memory for a few rows of one's own."""
 
-FORMAT = 1
+FORMAT = 2
 """Version of the files, and of the way that records become tokens: to be raised when either changes."""
 PART = 2048
 """Records of a file. A killed run repeats at most one file."""

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from rag_train.errors import UserError, not_installed
+from rag_train.llm.control import defused
 from rag_train.retrieval.corpus import encodable
 from rag_train.schema import Passage
 
@@ -102,13 +103,16 @@ class Encoder:
 
     def encode_queries(self, queries: Sequence[str]) -> np.ndarray:
         """Return vectors of shape (queries, dimension)."""
-        return self._encode(self._queries, [self.config.query_prefix + query for query in queries])
+        tokenizer, prefix = self._queries.tokenizer, self.config.query_prefix
+        return self._encode(self._queries, [prefix + defused(query, tokenizer) for query in queries])
 
     def encode_passages(self, passages: Sequence[Passage]) -> np.ndarray:
         """Return vectors of shape (passages, dimension), each of a title and a text."""
-        between = self.config.separator
-        texts = [f"{p.title}{between}{p.text}" if p.title else p.text for p in passages]
-        return self._encode(self._passages, [self.config.passage_prefix + text for text in texts])
+        tokenizer, prefix = self._passages.tokenizer, self.config.passage_prefix
+        parts = ((defused(p.title, tokenizer), defused(p.text, tokenizer)) for p in passages)
+        between = self.config.separator  # may be a control token
+        texts = [f"{prefix}{title}{between}{text}" if title else prefix + text for title, text in parts]
+        return self._encode(self._passages, texts)
 
     def _encode(self, model, texts: list[str]) -> np.ndarray:
         if not texts:

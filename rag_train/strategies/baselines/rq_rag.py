@@ -13,6 +13,7 @@ from rag_train.answers import normalize
 from rag_train.formats.deeprag import one_line
 from rag_train.formats.prompting import instruction
 from rag_train.llm.base import Completion, Sampling
+from rag_train.llm.control import MARK, trusted
 from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import Run, Strategy, together
 
@@ -22,6 +23,9 @@ END = "[EOS]"
 EVIDENCE, EVIDENCE_END = "[R_Evidences]", "[/R_Evidences]"
 CONTROL = (*ACTIONS, RESPONSE, END, EVIDENCE, EVIDENCE_END)
 """The control tokens, each of which is a single token of an RQ-RAG model's vocabulary."""
+SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
+TOKENS = (*CONTROL, SYSTEM, USER, ASSISTANT)
+"""All tokens that the format writes itself. Questions and passages do not contain them."""
 
 _LINE = Sampling(max_tokens=64, stop=(*CONTROL, "\n"), logprobs=1)
 
@@ -62,8 +66,9 @@ class RQRAG(Strategy):
 
     async def _grow(self, run: Run, text: str, path: tuple[float, ...], depth: int) -> list[Leaf]:
         """Return the answers of this node and of all its descendants."""
-        eos = run.kit.llm.tokenizer.eos_token or ""
-        prompt = turns(run.question.question, str(eos), run.kit.instructions) + text
+        tokenizer = run.kit.llm.tokenizer
+        eos = MARK + str(tokenizer.eos_token) if tokenizer.eos_token else ""
+        prompt = trusted(tokenizer, turns(run.question.question, eos, run.kit.instructions) + text, TOKENS)
         branches = ACTIONS if depth < self.depth else ()
         leaf, *below = await together(
             [
@@ -74,19 +79,22 @@ class RQRAG(Strategy):
         return [*leaf, *(descendant for leaves in below for descendant in leaves)]
 
     async def _respond(self, run: Run, prompt: str, path: tuple[float, ...]) -> list[Leaf]:
-        answer, own = written(await run.complete("rq_rag", prompt + RESPONSE, _LINE))
+        answer, own = written(await self._line(run, prompt, RESPONSE))
         return [Leaf(answer, path, own)] if answer else []
 
     async def _refine(
         self, run: Run, prompt: str, text: str, path: tuple[float, ...], depth: int, action: str
     ) -> list[Leaf]:
-        query, own = written(await run.complete("rq_rag", prompt + action, _LINE))
+        query, own = written(await self._line(run, prompt, action))
         if not query:
             return []
         passages = await run.search(query)
         run.retrieved(query, passages, node=f"{action} {len(text)}", round=depth)
         below = f"{text}{action} {query}{END}{evidence(passages)}"
         return await self._grow(run, below, path + own, depth + 1)
+
+    async def _line(self, run: Run, prompt: str, token: str) -> Completion:
+        return await run.complete("rq_rag", prompt + trusted(run.kit.llm.tokenizer, token, TOKENS), _LINE)
 
 
 def turns(question: str, eos: str, instructed: bool) -> str:
@@ -95,14 +103,20 @@ def turns(question: str, eos: str, instructed: bool) -> str:
     Checkpoints that are not ``instructed`` were trained without the system's turn and without ``eos``.
     """
     if not instructed:
-        return f"<|user|>\n{one_line(question)}\n<|assistant|>\n"
-    system = f"<|system|>\n{instruction('rq_rag')}{eos}\n"
-    return f"{system}<|user|>\n{one_line(question)}{eos}\n<|assistant|>\n"
+        return f"{USER}\n{plain(question)}\n{ASSISTANT}\n"
+    return f"{SYSTEM}\n{instruction('rq_rag')}{eos}\n{USER}\n{plain(question)}{eos}\n{ASSISTANT}\n"
+
+
+def plain(text: str) -> str:
+    """Return the text in one line, without the format's own tokens."""
+    for token in TOKENS:
+        text = text.replace(token, " ")
+    return one_line(text)
 
 
 def evidence(passages: Sequence[Passage]) -> str:
     """Return passages between the evidence markers."""
-    lines = "\n".join(f"Title: {one_line(p.title)}\nText: {one_line(p.text)}" for p in passages)
+    lines = "\n".join(f"Title: {plain(p.title)}\nText: {plain(p.text)}" for p in passages)
     return f"{EVIDENCE}{lines}{EVIDENCE_END}"
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 from rag_train.formats import search_r1
 from rag_train.formats.prompting import as_turn, instruction
 from rag_train.llm.base import Sampling
+from rag_train.llm.control import trusted
 from rag_train.schema import Trajectory
 from rag_train.strategies.base import Run, Strategy
 
@@ -31,11 +32,11 @@ class SearchR1(Strategy):
 
     async def solve(self, run: Run) -> Trajectory:
         head = f"{instruction('search_r1')} " if self.kit.instructions else ""
-        prompt = as_turn(self.kit.llm.tokenizer, f"{head}Question: {run.question.question}\n")
+        prompt = as_turn(self.kit.llm.tokenizer, f"{self._own(head)}Question: {run.question.question}\n")
         sampling = Sampling(max_tokens=self.max_tokens, stop=search_r1.STOPS)
         text = ""
         for turn in range(self.turns + 1):
-            completion = await run.complete("controller", prompt + text, sampling)
+            completion = await run.complete("controller", prompt + self._own(text), sampling)
             written = completion.text + (completion.stop or "")
             text += written
             action = search_r1.action(written)
@@ -52,3 +53,7 @@ class SearchR1(Strategy):
                 text += search_r1.INVALID
         run.cut(f"no answer after turns={self.turns}")
         return run.done(None, text)
+
+    def _own(self, text: str) -> str:
+        """Mark the format's tags, which are its own wherever they stand: passages do not contain them."""
+        return trusted(self.kit.llm.tokenizer, text, search_r1.TAGS)

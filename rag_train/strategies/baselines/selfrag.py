@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from rag_train.formats.deeprag import one_line
 from rag_train.llm.base import Completion, Sampling, TokenLogprob
+from rag_train.llm.control import trusted
 from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import Run, Strategy, together
 
@@ -18,6 +19,8 @@ SUPPORTED = {"[Fully supported]": 1.0, "[Partially supported]": 0.5, "[No suppor
 USEFUL = {f"[Utility:{i}]": (i - 3) / 2 for i in range(1, 6)}
 TOKENS = (*RETRIEVE, *RELEVANT, *SUPPORTED, *USEFUL)
 """The reflection tokens, each of which is a single token of a Self-RAG model's vocabulary."""
+OWN = (*TOKENS, "<paragraph>", "</paragraph>")
+"""All tokens that the format writes itself. Questions and passages do not contain them."""
 WEIGHTS = (1.0, 1.0, 0.5)
 """Weights of relevance, support and utility in a candidate's score (Self-RAG, section 3.3 and appendix B)."""
 
@@ -78,18 +81,19 @@ async def wants_retrieval(run: Run, question: str) -> float:
 
 async def _continue(run: Run, question: str, passage: Passage | None) -> Candidate:
     lead = f"[Retrieval]{paragraph(passage)}" if passage else "[No Retrieval]"
-    completion = await run.complete("selfrag", prompt(question) + lead, _WRITE)
+    text = prompt(question) + trusted(run.kit.llm.tokenizer, lead, OWN)
+    completion = await run.complete("selfrag", text, _WRITE)
     return Candidate(plain(completion.text), score(completion), passage)
 
 
 def prompt(question: str) -> str:
     """Return the prompt of the released checkpoint."""
-    return f"### Instruction:\n{one_line(question)}\n\n### Response:\n"
+    return f"### Instruction:\n{plain(question)}\n\n### Response:\n"
 
 
 def paragraph(passage: Passage) -> str:
     """Return a passage in the format of the response."""
-    return f"<paragraph>{one_line(f'{passage.title} {passage.text}')}</paragraph>"
+    return f"<paragraph>{plain(f'{passage.title} {passage.text}')}</paragraph>"
 
 
 def score(completion: Completion) -> float:
@@ -120,7 +124,7 @@ def expected(
 
 
 def plain(text: str) -> str:
-    """Return the text without reflection tokens."""
-    for token in (*TOKENS, "<paragraph>", "</paragraph>", "</s>"):
+    """Return the text in one line, without the format's own tokens."""
+    for token in (*OWN, "</s>"):
         text = text.replace(token, " ")
     return one_line(text)

@@ -14,6 +14,7 @@ from typing import Any
 
 from rag_train.formats import deeprag
 from rag_train.llm.base import Completion
+from rag_train.llm.control import unmarked
 from rag_train.schema import Decision
 from rag_train.strategies.deeprag import decision_offsets
 from rag_train.training.masking import encode_texts
@@ -63,7 +64,8 @@ def transcript(turns: Sequence[Turn]) -> list[Turn]:
     kept = list(turns[:1])
     for turn in turns[1:]:
         is_forced = turn.prompt.endswith(deeprag.FINAL)
-        if is_forced or not turn.prompt.startswith(kept[-1].prompt + kept[-1].written):
+        before = unmarked(kept[-1].prompt) + kept[-1].written  # a format marks its own tags in what was written
+        if is_forced or not unmarked(turn.prompt).startswith(before):
             break
         kept.append(turn)
     return kept

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rag_train.formats.prompting import as_turn
 from rag_train.llm.checkpoint import encode, load_tokenizer
+from rag_train.llm.control import MARK
 from rag_train.schema import Segment
 from rag_train.training.masking import IGNORE, encode_segments
 
@@ -31,7 +32,7 @@ def test_prompts_and_examples_begin_as_the_tokenizer_says(adds: bool):
     bos = [tokenizer.bos_token_id] if adds else []
     plain = tokenizer("ab", add_special_tokens=False)["input_ids"]
     assert encode(tokenizer, "ab") == bos + plain
-    assert encode(tokenizer, "<s>ab") == [tokenizer.bos_token_id, *plain], "a chat template has written it"
+    assert encode(tokenizer, MARK + "<s>ab") == [tokenizer.bos_token_id, *plain], "a chat template has written it"
     document = [Segment(text="a", trained=False), Segment(text="b", trained=True)]
     [(ids, labels)] = encode_segments(tokenizer, [document], append_eos=True)
     assert ids == bos + plain + [tokenizer.eos_token_id]

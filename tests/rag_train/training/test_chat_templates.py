@@ -11,6 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from rag_train.formats.prompting import as_turn
+from rag_train.llm.control import encoded, unmarked
 from rag_train.schema import Segment, SFTRecord
 from rag_train.training.data import sft_rows
 from rag_train.training.masking import IGNORE
@@ -120,7 +121,7 @@ def family(request: pytest.FixtureRequest) -> tuple[Family, PreTrainedTokenizerF
 
 
 def test_prompt_becomes_user_turn(family: tuple[Family, PreTrainedTokenizerFast]):
-    assert as_turn(family[1], "Why?\n") == family[0].turn
+    assert unmarked(as_turn(family[1], "Why?\n")) == family[0].turn
 
 
 @pytest.mark.slow
@@ -137,10 +138,12 @@ def test_trained_tokens_equal_tokens_written_at_inference(
         return str(tokenizer.decode(ids[:count], skip_special_tokens=False))
 
     turn = as_turn(tokenizer, record.prompt)
-    read = tokenizer(turn, add_special_tokens=False)["input_ids"]
+    [(read, _)] = encoded(tokenizer, [turn])
+    assert read == tokenizer(unmarked(turn), add_special_tokens=False)["input_ids"]
     assert ids[: len(read)] == read and set(labels[: len(read)]) == {IGNORE}
     assert tokenizer.bos_token is None or text(len(ids)).count(str(tokenizer.bos_token)) == 1
-    assert ids[-1] == labels[-1] == tokenizer.eos_token_id and text(len(ids) - 1) == turn + record.completion
+    assert ids[-1] == labels[-1] == tokenizer.eos_token_id
+    assert text(len(ids) - 1) == unmarked(turn) + record.completion
 
     stretches = [[True, ""]] if record.segments[0].trained else [[False, ""]]
     for segment in record.segments:  # adjacent segments of the same type form a stretch
@@ -149,7 +152,7 @@ def test_trained_tokens_equal_tokens_written_at_inference(
         stretches[-1][1] += segment.text
     written, place = turn, len(read)
     for trained, stretch in stretches:
-        assert tokenizer(written, add_special_tokens=False)["input_ids"] == ids[:place]
+        assert encoded(tokenizer, [written])[0][0] == ids[:place]
         end = place
         while end < len(ids) - 1 and (labels[end] != IGNORE) == trained:
             end += 1
