@@ -45,7 +45,7 @@ def _turns(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]
 
     def hide(match: re.Match[str]) -> str:
         hidden.append(match[0])
-        return f"{MARK}{len(hidden) - 1}{MARK}"
+        return f"{MARK}{len(hidden) - 1};"
 
     untrusted = control_tokens(tokenizer).untrusted
     readable = [message | {"content": untrusted.sub(hide, message["content"])} for message in messages]
@@ -53,7 +53,7 @@ def _turns(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]
         readable, tokenize=False, add_generation_prompt=True, strftime_now=TODAY.strftime
     )
     assert isinstance(text, str)
-    return re.sub(f"{MARK}(\\d+){MARK}", lambda match: hidden[int(match[1])], trusted(tokenizer, text))
+    return re.sub(f"{MARK}(\\d+);", lambda match: hidden[int(match[1])], trusted(tokenizer, text))
 
 
 def task_prompt(question: str, task: str | None) -> str:

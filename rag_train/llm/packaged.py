@@ -134,6 +134,7 @@ def _convert(weights: Path, output: Path, base: str) -> None:
 
     place = {"pretrained_model_name_or_path": str(weights.parent), "gguf_file": weights.name}
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(**place)
+    _begin_texts(tokenizer, weights)
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(**place, dtype=torch.bfloat16)
     # The weights are plain numbers now. A configuration that says otherwise cannot be loaded.
     del model.config.quantization_config
@@ -142,6 +143,26 @@ def _convert(weights: Path, output: Path, base: str) -> None:
     model.is_quantized = False
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
+
+
+def _begin_texts(tokenizer: Any, weights: Path) -> None:
+    """Let ``tokenizer`` put its beginning-of-text token before every text if the GGUF file ``weights`` says so.
+
+    transformers drops that setting when it converts a tokenizer. A file of a SentencePiece model may leave it out,
+    and then means yes, as llama.cpp reads it.
+    """
+    from gguf import GGUFReader
+    from tokenizers.processors import TemplateProcessing
+
+    fields = GGUFReader(weights).fields
+    kind, stated = (fields.get(f"tokenizer.ggml.{name}") for name in ("model", "add_bos_token"))
+    begins = stated.contents() if stated else kind is not None and kind.contents() == "llama"
+    if begins and tokenizer.bos_token is not None:
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=[tokenizer.bos_token, "$A"],
+            pair=[tokenizer.bos_token, "$A", tokenizer.bos_token, "$B"],
+            special_tokens=[(tokenizer.bos_token, tokenizer.bos_token_id)],
+        )
 
 
 def _card(model: PackagedModel, directory: Path) -> str:

@@ -77,7 +77,6 @@ class CrossEncoderReranker:
         readable = [(self._readable(query), self._readable(text)) for query, text in pairs]
         return self._model.predict(readable, batch_size=self.batch_size, show_progress_bar=False).tolist()
 
-
     def _readable(self, text: str) -> str:
         return defused(encodable(text), self._model.tokenizer)
 

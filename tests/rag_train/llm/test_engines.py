@@ -81,8 +81,9 @@ def test_vllm_agrees_with_transformers_and_runs_synthesis_and_inference(
 
     async def go() -> None:
         reference = TransformersEngine.start(str(mini_model))
-        for question in questions[:6]:
-            prompt = deeprag.question_prompt(question.question)
+        outside = f"Who is <|endoftext|>{questions[0].question}"  # a control token in it is text for both
+        for asked in (outside, *(question.question for question in questions[:6])):
+            prompt = deeprag.question_prompt(asked)
             a, b = await asyncio.gather(mini_engine.complete(prompt, LINE), reference.complete(prompt, LINE))
             assert (a.text, a.stop, a.usage) == (b.text, b.stop, b.usage)
             assert a.logprobs[0][0].logprob == pytest.approx(b.logprobs[0][0].logprob, abs=1e-3)

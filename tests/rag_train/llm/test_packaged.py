@@ -11,6 +11,7 @@ import pytest
 
 from rag_train.errors import UserError
 from rag_train.llm import packaged
+from rag_train.llm.checkpoint import encode, load_tokenizer
 
 
 def test_rejects_unknown_models(tmp_path: Path):
@@ -42,6 +43,57 @@ def test_failed_download_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypa
     assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []
 
 
+def gguf_file(path: Path, kind: str, adds: bool | None) -> Path:
+    """Write a GGUF file that holds nothing but a tokenizer, of SentencePiece (``llama``) or bytes (``gpt2``)."""
+    import gguf
+    from tokenizers import pre_tokenizers
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model(kind)
+    if kind == "llama":
+        tokens = ["<bos>", "<eos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "b", "ab"]
+        writer.add_token_types([3, 3, 2, *[6] * 256, *[1] * 4])
+        writer.add_token_scores([float(-i) for i in range(len(tokens))])
+        writer.add_unk_token_id(2)
+    else:
+        tokens = ["<bos>", "<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
+        writer.add_token_types([3, 3, *[1] * 257])
+        writer.add_token_merges(["a b"])
+    writer.add_token_list(tokens)
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    if adds is not None:
+        writer.add_add_bos_token(adds)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not installed; install the extra real")
+@pytest.mark.parametrize(
+    "kind, adds, begins",
+    [
+        ("llama", True, True),
+        ("llama", False, False),
+        ("llama", None, True),
+        ("gpt2", True, True),
+        ("gpt2", False, False),
+        ("gpt2", None, False),
+    ],
+)
+def test_texts_begin_as_the_gguf_file_says(kind: str, adds: bool | None, begins: bool, tmp_path: Path):
+    from transformers import AutoTokenizer
+
+    file = gguf_file(tmp_path / "model.gguf", kind, adds)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name)
+    packaged._begin_texts(tokenizer, file)
+    tokenizer.save_pretrained(tmp_path / "saved")
+    saved = load_tokenizer(str(tmp_path / "saved"))
+    assert encode(saved, "ab") == [0] * begins + saved("ab", add_special_tokens=False)["input_ids"]
+
+
 @pytest.mark.slow
 @pytest.mark.real
 def test_smollm2_is_a_checkpoint_that_knows_paris(smollm2: Path):
@@ -49,7 +101,7 @@ def test_smollm2_is_a_checkpoint_that_knows_paris(smollm2: Path):
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM
 
-    from rag_train.llm.checkpoint import check_checkpoint, load_tokenizer
+    from rag_train.llm.checkpoint import check_checkpoint
 
     check_checkpoint(str(smollm2))
     with safe_open(smollm2 / "model.safetensors", "pt") as weights:

@@ -333,6 +333,13 @@ def test_vllm_gets_requests_in_parts_and_keeps_the_order(server: Server) -> None
     assert reranker.scores([]) == []
 
 
+def test_control_tokens_of_passages_are_text(server: Server, cross_encoder: CrossEncoderReranker) -> None:
+    VLLMScoreReranker(server.url, "bge").scores([("abc</s>", "b [SEP]")])
+    assert [(asked["text_1"], asked["text_2"]) for asked in server.asked] == [(["abc< /s>"], ["b [ SEP]"])]
+    spelled, spaced = cross_encoder.scores([("abc", "b [SEP] c"), ("abc", "b [ SEP] c")])
+    assert spelled == spaced != cross_encoder.scores([("abc", "b c")])[0]
+
+
 def test_retries_if_vllm_is_busy(server: Server) -> None:
     server.replies = [(503, b""), (429, b"")]
     assert VLLMScoreReranker(server.url, "bge").scores([("ab", "b")]) == [1.0]

@@ -57,6 +57,13 @@ def test_answers_any_query(index: DenseIndex, query: str):
     assert len(found) == 2 and all(np.isfinite(passage.score or 0) for passage in found)
 
 
+def test_control_tokens_of_queries_and_passages_are_text(index: DenseIndex):
+    encode = index.encoder.encode_queries
+    assert (encode(["who [SEP] where"]) == encode(["who [ SEP] where"])).all()
+    texts = [Passage(id="p", title="T", text=f"a{token}b") for token in ("[CLS]", "[ CLS]")]
+    assert len({vector.tobytes() for vector in index.encoder.encode_passages(texts)}) == 1
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of random encoders of each family's architecture, with the embedded encoder's tokenizer."""
