@@ -6,7 +6,7 @@ The wording is that of the released code, so that its checkpoints read what they
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rag_train.schema import Passage
@@ -22,9 +22,8 @@ INVALID = (
 """What the program writes after a turn without an action."""
 
 TAGS = tuple(f"<{end}{name}>" for name in ("think", "search", "information", "answer") for end in ("", "/"))
-"""The format's tags, which some checkpoints have as tokens of their own. Passages do not contain them."""
+"""The format's tags, which some checkpoints have as tokens of their own."""
 
-_TAG = re.compile("|".join(TAGS))
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 
 
@@ -42,7 +41,7 @@ def action(turn: str) -> Action | None:
     return Action(match[1], text) if match and text else None
 
 
-def information(passages: Sequence[Passage]) -> str:
-    """Return the passages as the program inserts them after a search."""
+def information(passages: Sequence[Passage], own: Callable[[str], str] = str) -> str:
+    """Return the passages as the program inserts them after a search. ``own`` marks the tags around them."""
     text = "\n".join(f"Doc {i}(Title: {passage.title}) {passage.text}" for i, passage in enumerate(passages, 1))
-    return f"\n\n<information>{_TAG.sub(' ', text)}</information>\n\n"
+    return f"\n\n{own('<information>')}{text}{own('</information>')}\n\n"

@@ -36,9 +36,9 @@ class SearchR1(Strategy):
         sampling = Sampling(max_tokens=self.max_tokens, stop=search_r1.STOPS)
         text = ""
         for turn in range(self.turns + 1):
-            completion = await run.complete("controller", prompt + self._own(text), sampling)
+            completion = await run.complete("controller", prompt, sampling)
             written = completion.text + (completion.stop or "")
-            text += written
+            prompt, text = prompt + self._own(written), text + written
             action = search_r1.action(written)
             if action and action.kind == "answer":
                 return run.done(action.text, text)
@@ -47,13 +47,14 @@ class SearchR1(Strategy):
             if action:
                 passages = await run.search(action.text)
                 run.retrieved(action.text, passages)
+                prompt += search_r1.information(passages, self._own)
                 text += search_r1.information(passages)
             else:
                 run.cut(f"no action in turn {turn + 1}")
-                text += search_r1.INVALID
+                prompt, text = prompt + self._own(search_r1.INVALID), text + search_r1.INVALID
         run.cut(f"no answer after turns={self.turns}")
         return run.done(None, text)
 
     def _own(self, text: str) -> str:
-        """Mark the format's tags, which are its own wherever they stand: passages do not contain them."""
+        """Mark the format's tags in what the model or the program has written."""
         return trusted(self.kit.llm.tokenizer, text, search_r1.TAGS)
