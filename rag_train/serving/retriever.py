@@ -115,7 +115,8 @@ def app(
         metrics.errors.labels(400).inc()
         return Response(status_code=400)  # the client has disconnected and does not receive it
 
-    api.openapi_schema = _openapi(api)
+    schema = _openapi(api)
+    api.openapi = lambda: schema
     return api
 
 
