@@ -4,55 +4,91 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from rag_train.doctor import machine
-from rag_train.doctor.packages import PARTS, TORCH, Package, Part, accelerators, import_problem, installed
+from rag_train.doctor.packages import (
+    PARTS,
+    TORCH,
+    Package,
+    Part,
+    Seen,
+    accelerators,
+    clashes,
+    faiss_gpus,
+    import_problem,
+    installed,
+)
 from rag_train.errors import install_command
 from rag_train.network import begin_reaching_hub, hub_address
 from rag_train.table import gib
 
+LEAST_DISK = 50 * 2**30
+"""Free bytes below which a first model with its checkpoints does not fit."""
+JOBS = {
+    "train": {"torch", "transformers", "trl", "peft", "accelerate", "datasets"},
+    "serve": {"torch", "transformers", "vllm"},
+    "dense": {"torch", "transformers", "sentence-transformers", "faiss"},
+}
+"""What a job needs, by name: training; answering and synthesis with vLLM; dense indexes."""
 USES = {"serve": "serving", "lora": "training adapters (LoRA)", "train": "training all parameters"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A part of the examination: ``value`` as in ``--json``, ``text`` as it is printed."""
+    """A part of the examination: ``value`` as in ``--json``, ``text`` as it is printed.
+
+    ``remedies`` are what to do about it, such as commands; empty if nothing is wrong.
+    """
 
     name: str
     value: Any
     text: str
+    remedies: tuple[str, ...] = ()
 
 
-def examine() -> Iterator[Finding]:
-    """Yield what is here, what that is enough for, and the commands that install what is missing."""
+def examine(job: str | None = None) -> Iterator[Finding]:
+    """Yield what is here, what that is enough for, and the commands that install what is missing.
+
+    With a ``job`` (see `JOBS`), the last finding, ``job``, says whether it can run; its value is the list of
+    reasons why not.
+    """
     yield _attempt("rag-train", _software)
     reached = begin_reaching_hub()
     yield from _hardware()
     yield _attempt("network", lambda: _network(hub_address(), reached()))
     yield _attempt("caches", _caches)
     torch = installed(TORCH)
-    devices, problem = accelerators() if torch.works else ([], None)
-    packages = [replace(torch, problem=torch.problem or problem)]
+    seen = accelerators() if torch.works else Seen([])
+    packages = [replace(torch, problem=torch.problem or seen.problem)]
     yield _package(packages[0])
-    yield _accelerators(devices)
+    wrong = [_attempt("driver", lambda: _driver(seen)), _attempt("clashes", _clashes)]
+    yield _accelerators(seen)
+    yield from wrong
     for part in PARTS:
-        packages.append(_examined(part))
+        packages.append(_examined(part, bool(seen.devices)))
         yield _package(packages[-1])
     if all(package.works for package in packages if not package.extra):
-        yield _attempt("enough_for", lambda: _enough(devices))
-    yield _install(packages, bool(devices))
+        yield _attempt("enough_for", lambda: _enough(seen.devices))
+    yield _install(packages, bool(seen.devices), [remedy for finding in wrong for remedy in finding.remedies])
+    if job:
+        yield _job(job, packages, wrong)
 
 
-def _examined(part: Part) -> Package:
+def _examined(part: Part, gpus: bool) -> Package:
     found = installed(part)
     if not found.works or not part.module:
         return found
-    return replace(found, problem=import_problem(part.module))
+    problem = import_problem(part.imports.get(found.name, part.module))
+    if part.module == "faiss" and gpus and not problem:
+        place, searched = faiss_gpus()
+        if not searched:
+            problem = f"{place} searches on the CPU: it is the build for CPUs, or sees no GPU"
+    return replace(found, problem=problem)
 
 
 def _attempt(name: str, look: Callable[[], Finding]) -> Finding:
@@ -77,7 +113,7 @@ def _software() -> Finding:
 def _hardware() -> Iterator[Finding]:
     yield _attempt("processor", _processor)
     yield _attempt("memory", lambda: _space("memory", machine.memory(), ""))
-    yield _attempt("disk", lambda: _space("disk", machine.disk(), " here"))
+    yield _attempt("disk", _disk)
     path = machine.browser()
     yield Finding("browser", path, path or "none; pages of data and results need one, on this machine or another")
 
@@ -90,6 +126,14 @@ def _processor() -> Finding:
 
 def _space(name: str, found: machine.Space, where: str) -> Finding:
     return Finding(name, asdict(found), f"{gib(found.total)}, {gib(found.free)} free{where}")
+
+
+def _disk() -> Finding:
+    found = _space("disk", machine.disk(), " here")
+    if machine.disk().free >= LEAST_DISK:
+        return found
+    remedy = f"free {gib(LEAST_DISK)} on this disk, or work in a folder on a larger one"
+    return replace(found, text=f"{found.text}: too little for a model and its checkpoints; {remedy}")
 
 
 def _network(hub: str, problem: str | None) -> Finding:
@@ -107,9 +151,46 @@ def _caches() -> Finding:
     return Finding("caches", {"hub": str(place)} | counts, text)
 
 
-def _accelerators(devices: list[machine.Accelerator]) -> Finding:
-    lines = [f"{device.name}, {gib(device.memory)}{', bf16' * device.bf16}" for device in devices]
-    return Finding("accelerators", [asdict(device) for device in devices], "; ".join(lines) or "none")
+def _accelerators(seen: Seen) -> Finding:
+    lines = [f"{device.name}, {gib(device.memory)}{', bf16' * device.bf16}" for device in seen.devices]
+    if len(lines) > 1 and seen.cuda:
+        lines.append("NCCL" if seen.nccl else "no NCCL: one process cannot exchange data with others")
+    return Finding("accelerators", [asdict(device) for device in seen.devices], "; ".join(lines) or "none")
+
+
+def _driver(seen: Seen) -> Finding:
+    """Say whether the NVIDIA driver and PyTorch fit each other."""
+    gpus = machine.nvidia()
+    value = {"driver": gpus[0][1] if gpus else None, "gpus": len(gpus), "torch_cuda": seen.cuda}
+    if not gpus:
+        return Finding("driver", value, seen.warning or "no NVIDIA GPU")
+    text = f"NVIDIA {gpus[0][1]}, {len(gpus)} GPU{'s' * (len(gpus) > 1)} ({gpus[0][0]})"
+    if seen.cuda is None:
+        remedy = f"{install_command('gpu')} --force-reinstall"
+        return Finding("driver", value, f"{text}, but PyTorch is a build without CUDA; {remedy}", (remedy,))
+    least = machine.LEAST_DRIVER.get(seen.cuda.partition(".")[0], 0)
+    if int(gpus[0][1].partition(".")[0]) < least:
+        remedy = f"update the NVIDIA driver to {least} or newer"
+        told = f"{text}, older than {least}, which PyTorch for CUDA {seen.cuda} needs; {remedy}"
+        return Finding("driver", value, told, (remedy,))
+    if len(seen.devices) < len(gpus):
+        remedy = "look at CUDA_VISIBLE_DEVICES and the permissions of /dev/nvidia*"
+        told = f"{text}, of which PyTorch sees {len(seen.devices)} ({seen.warning or 'no reason given'}); {remedy}"
+        return Finding("driver", value, told, () if seen.devices else (remedy,))
+    return Finding("driver", value, f"{text}, new enough for CUDA {seen.cuda}")
+
+
+def _clashes() -> Finding:
+    """Name the packages that overwrite each other's modules, and how to be left with one of each pair."""
+    found, lines, remedies = clashes(), [], []
+    for clash in found:
+        # The other builds of a package are named after it: faiss-cpu beside faiss-gpu.
+        kept = clash.first if clash.first.endswith("gpu") else clash.second
+        gone = clash.second if kept == clash.first else clash.first
+        remedies.append(f"pip uninstall -y {gone} && pip install --force-reinstall --no-deps {kept}")
+        lines.append(f"{clash.first} and {clash.second} both own {clash.files[0]} ({len(clash.files)} files)")
+    text = "; ".join(lines) or "no two packages own one module"
+    return Finding("clashes", [asdict(clash) for clash in found], "\n".join([text, *remedies]), tuple(remedies))
 
 
 def _package(package: Package) -> Finding:
@@ -133,11 +214,21 @@ def _enough(devices: list[machine.Accelerator]) -> Finding:
     return Finding("enough_for", found, "; ".join(parts) + slow)
 
 
-def _install(packages: list[Package], gpu: bool) -> Finding:
+def _install(packages: list[Package], gpu: bool, remedies: Sequence[str] = ()) -> Finding:
     """Name the commands that install missing extras and install broken packages again."""
     engine = "gpu" if gpu else "cpu"
     wanted = {"": "", "engine": engine, "retrieval": "retrieval", "eval": "eval"} | ({"gpu": engine} if gpu else {})
     missing = dict.fromkeys(wanted[p.extra] for p in packages if p.version is None and p.extra in wanted)
     commands = [install_command(extra) for extra in missing]
     commands += [f"pip install --force-reinstall {p.name}" for p in packages if p.problem]
+    commands += remedies
     return Finding("install", commands, "\n".join(commands) or "nothing is missing")
+
+
+def _job(job: str, packages: list[Package], wrong: Sequence[Finding]) -> Finding:
+    """Say whether a job can run, or the reasons why not."""
+    needed = [package for package in packages if JOBS[job].intersection((package.name, package.name.split("-")[0]))]
+    reasons = [f"{p.name}: {p.problem or 'not installed'}" for p in needed if not p.works]
+    reasons += [finding.text.partition("\n")[0] for finding in wrong if finding.remedies]
+    text = f"{job} cannot run: {'; '.join(reasons)}" if reasons else f"{job} can run"
+    return Finding("job", reasons, text)

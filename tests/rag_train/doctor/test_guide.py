@@ -13,6 +13,7 @@ from typer.main import get_command
 from rag_train.cli.app import app
 from rag_train.doctor.guide import Choice, choose, guide, write_guide
 from rag_train.doctor.machine import Accelerator
+from rag_train.doctor.packages import Seen
 from rag_train.training.recipe import load_train_recipe
 
 GIB = 2**30
@@ -52,5 +53,5 @@ def test_commands_exist_and_recipes_take_their_keys(name: str, tmp_path: Path, m
 
 
 def test_guide_is_written_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rag_train.doctor.guide.accelerators", lambda: ([], "ImportError: torch"))
+    monkeypatch.setattr("rag_train.doctor.guide.accelerators", lambda: Seen([], problem="ImportError: torch"))
     assert "the machine had no accelerator" in write_guide(tmp_path).read_text()
