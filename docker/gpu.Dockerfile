@@ -4,7 +4,7 @@
 #   docker run --rm --gpus all --ipc host --volume "$PWD:/work" --entrypoint accelerate rag-train:gpu \
 #       launch --config_file launch/accelerate/zero3.yaml -m rag_train.train recipes/deeprag_sft.yaml
 # --ipc host: processes on several GPUs exchange data in shared memory.
-FROM nvidia/cuda:12.8.1-devel-ubuntu24.04
+FROM nvidia/cuda:13.0.2-devel-ubuntu24.04
 
 # The compilers are for kernels that DeepSpeed and Triton build at first use.
 # hadolint ignore=DL3008
@@ -17,18 +17,18 @@ ENV VIRTUAL_ENV=/opt/venv PATH=/opt/venv/bin:$PATH
 ENV UV_COMPILE_BYTECODE=1 PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 PYTHONUNBUFFERED=1 HF_HOME=/work/.cache/huggingface
 
 WORKDIR /opt/rag-train
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml requirements-gpu.lock README.md LICENSE ./
 COPY data_synth data_synth
 COPY eval eval
 COPY launch launch
 COPY recipes recipes
 COPY rag_train rag_train
 
-# requirements.lock is for CPUs, so that versions are those that the bounds in pyproject.toml allow.
+# The versions of requirements-gpu.lock, which are built for CUDA 13 as the base image is: driver 580 or newer.
 # hadolint ignore=DL3013
 RUN python3 -m venv "$VIRTUAL_ENV" \
     && pip install uv \
-    && uv pip install ".[gpu,eval,retrieval,sweep]"
+    && uv pip install --constraint requirements-gpu.lock ".[gpu,eval,retrieval,sweep]"
 
 RUN install --directory --owner 1000 /work # the base image has user 1000
 USER 1000
