@@ -16,7 +16,7 @@ from typing import Literal
 
 from pydantic import Field, FilePath
 
-from rag_train.answers import exact_match
+from rag_train.answers import exact_match, rules_of
 from rag_train.data_synth.inputs import read_files
 from rag_train.data_synth.modules.examples import task_record
 from rag_train.errors import UserError
@@ -170,7 +170,7 @@ def labelled_questions(method: Method, recipe: ClassifierRecipe) -> list[Labelle
     out: list[Labelled] = []
     for i, path in enumerate(recipe.questions):
         answers = {name: _answers(files[i]) for name, files in runs.items() if files}
-        for question, original in zip(by_file[path], load_questions(path), strict=True):
+        for question, original in zip(by_file[path], load_questions(path, unanswerable="skip"), strict=True):
             right = {name: _right(runs[name][i], of, original) for name, of in answers.items()}
             out.append(Labelled(**dict(question), right=right))
     out += [Labelled(**dict(question), kind=kind) for path, kind in others.items() for question in by_file[path]]
@@ -180,7 +180,7 @@ def labelled_questions(method: Method, recipe: ClassifierRecipe) -> list[Labelle
 def _right(path: Path, answers: Mapping[str, str | None], question: Question) -> bool:
     if question.id not in answers:
         raise UserError(f"{path}: no trajectory of question {question.id!r}; run `rag-train eval` again")
-    return exact_match(answers[question.id], question.answers)
+    return exact_match(answers[question.id], question.answers, rules_of(question))
 
 
 def _answers(path: Path) -> dict[str, str | None]:

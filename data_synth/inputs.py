@@ -32,13 +32,14 @@ def read_files(
 ) -> dict[Path, StoredQuestions]:
     """Read question files as `read_questions` does, and return the questions of each.
 
-    An id that occurs in several files, such as FlashRAG's ``train_0``, gets the name of its file.
+    An id that occurs in several files, such as FlashRAG's ``train_0``, gets the name of its file. Questions that
+    are marked as unanswerable are left out, since nothing can be taught from them.
     """
     by_file: dict[Path, StoredQuestions] = {}
     for path in files:
         if path in by_file:
             raise UserError(f"{path}: the file is given twice; name it once")
-        by_file[path] = _left(path, StoredQuestions(each_question(path)), seed, earlier)
+        by_file[path] = _left(path, StoredQuestions(each_question(path, unanswerable="skip")), seed, earlier)
         if sample is not None and sample < len(by_file[path]):
             by_file[path] = StoredQuestions(at_most(by_file[path], sample, seed))
     counts = Counter(question.id for questions in by_file.values() for question in questions)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import re
+import unicodedata
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +13,14 @@ from rag_train.answers import normalize
 from rag_train.questions.load import load_questions
 from rag_train.resumable import Outcome, Rejected
 from rag_train.schema import Question
+
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
+    "\ufeff\uffa0]"
+)
+"""Characters that are not shown: soft hyphens, zero-width spaces, marks of direction and of variants."""
+_QUOTES = re.compile("[\"'`´‘’‚‛“”„‟‹›«»′″＂＇]")
+_DASHES = re.compile("[-‐‑‒–—―−－]")
 
 Leak = Literal["text", "entity"]
 Work = Callable[[Question], Coroutine[Any, Any, Outcome]]
@@ -23,7 +34,7 @@ class HeldOutQuestions:
         self._hops: set[str] = set()
         self._roots: set[str] = set()
         for question in questions:
-            self._questions.add(normalize(question.question))
+            self._questions.add(folded(question.question))
             self._hops |= _hops(question)
             self._roots |= _roots(question)
 
@@ -33,7 +44,7 @@ class HeldOutQuestions:
         text: it has the text of a held-out question or of one of its hops, or one of its own hops has the text of a
         held-out question. entity: it starts from the same entity as a held-out question, or shares a hop with it.
         """
-        text, hops = normalize(question.question), _hops(question)
+        text, hops = folded(question.question), _hops(question)
         if text in self._questions or text in self._hops or hops & self._questions:
             return "text"
         return "entity" if hops & self._hops or _roots(question) & self._roots else None
@@ -44,18 +55,34 @@ class HeldOutQuestions:
         text: a line is a held-out question. entity: a line is a hop of a held-out question, or names an entity that
         a held-out question starts from.
         """
-        normalized = set(map(normalize, lines))
-        if normalized & self._questions:
+        seen = set(map(folded, lines))
+        if seen & self._questions:
             return "text"
         widths = {len(entity.split()) for entity in self._roots}
-        lines_of_words = [line.split() for line in normalized]
+        lines_of_words = [line.split() for line in seen]
         spans = (
             " ".join(words[i : i + width])
             for words in lines_of_words
             for width in widths
             for i in range(len(words) - width + 1)
         )
-        return "entity" if normalized & self._hops or any(span in self._roots for span in spans) else None
+        return "entity" if seen & self._hops or any(span in self._roots for span in spans) else None
+
+
+def folded(text: str) -> str:
+    """Normalize a question without what readers do not see.
+
+    Forms of quotation marks and dashes, ways of writing an accent, full width, HTML entities, case, and characters
+    that are not shown make no difference.
+    """
+    while (text := html.unescape(before := text)) != before:  # "&amp;quot;"
+        pass
+    text = _DASHES.sub(" ", _QUOTES.sub("", _INVISIBLE.sub("", text)))
+    return normalize("".join(c for c in unicodedata.normalize("NFKC", text).casefold() if not _is_punctuation(c)))
+
+
+def _is_punctuation(character: str) -> bool:
+    return unicodedata.category(character).startswith("P")
 
 
 def keep_out(held_out: Iterable[Path], level: Leak, work: Work) -> Work:
@@ -63,7 +90,9 @@ def keep_out(held_out: Iterable[Path], level: Leak, work: Work) -> Work:
 
     ``level`` is what counts as a leak; "entity" includes "text". Raises UserError if a file cannot be read.
     """
-    kept = HeldOutQuestions(question for path in held_out for question in load_questions(path))
+    kept = HeldOutQuestions(
+        question for path in held_out for question in load_questions(path, unanswerable="abstain")
+    )
 
     async def checked(question: Question) -> Outcome:
         leak = kept.leak(question)
@@ -76,7 +105,7 @@ def keep_out(held_out: Iterable[Path], level: Leak, work: Work) -> Work:
 
 
 def _hops(question: Question) -> set[str]:
-    return {normalize(step.subquery) for step in question.decomposition}
+    return {folded(step.subquery) for step in question.decomposition}
 
 
 def _roots(question: Question) -> set[str]:
@@ -84,9 +113,9 @@ def _roots(question: Question) -> set[str]:
     roots: set[str] = set()
     answers: set[str] = set()
     for step in question.decomposition:
-        if (entity := normalize(step.entity)) and entity not in answers:
+        if (entity := folded(step.entity)) and entity not in answers:
             roots.add(entity)
-        answers.add(normalize(step.short))
+        answers.add(folded(step.short))
     if subject := question.metadata.get("subj"):  # PopQA's name for the question's entity
-        roots.add(normalize(str(subject)))
+        roots.add(folded(str(subject)))
     return roots

@@ -60,6 +60,12 @@ class Question(Record):
     decomposition: list[GoldStep] = []
     metadata: dict[str, Any] = {}
 
+    @field_validator("id", mode="before")
+    @classmethod
+    def _text(cls, id: Any) -> Any:
+        whole = isinstance(id, int) or (isinstance(id, float) and id.is_integer())
+        return str(int(id)) if whole and not isinstance(id, bool) else id
+
     @field_validator("answers")
     @classmethod
     def _has_answer(cls, answers: list[str]) -> list[str]:

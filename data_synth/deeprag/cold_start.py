@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rag_train.answers import accurate, contains
+from rag_train.answers import accurate, contains, rules_of
 from rag_train.formats import deeprag, reader
 from rag_train.formats.prompting import few_shot_prompt
 from rag_train.llm.base import LLM, Sampling
@@ -78,10 +78,10 @@ class ColdStart:
         """Examples of direct answering (the model's own answer) and of reading passages that have the answer."""
         out = []
         if own := await self._own_answer(log, question.question, self._questions):
-            answer = question.answers[0] if accurate(own, question.answers) else own
+            answer = question.answers[0] if accurate(own, question.answers, rules_of(question)) else own
             out.append(_reading(question, "direct", answer, []))
         passages = await self._retriever.search(question.question, self._passages)
-        if any(contains(passage.text, question.answers) for passage in passages):
+        if any(contains(passage.text, question.answers, rules_of(question)) for passage in passages):
             out.append(_reading(question, "rag", question.answers[0], passages))
         return out
 
@@ -99,7 +99,7 @@ class ColdStart:
             subquery = _replaced(gold.subquery, wrong)
             if subquery != gold.subquery:
                 return _record(question, prompt, steps, open_subquery=subquery)
-            step = (await self._retrieved(gold) if retrieve else None) or await self._remembered(
+            step = (await self._retrieved(gold, question) if retrieve else None) or await self._remembered(
                 log, gold, question
             )
             if step is None:
@@ -110,10 +110,10 @@ class ColdStart:
         answer = question.answers[0] if len(steps) == len(question.decomposition) and not wrong else None
         return _record(question, prompt, steps, answer) if steps else None
 
-    async def _retrieved(self, gold: GoldStep) -> Step | None:
+    async def _retrieved(self, gold: GoldStep, question: Question) -> Step | None:
         """Return the step with passages; None if no passage contains the answer."""
         passages = await self._retriever.search(gold.subquery, self._passages)
-        if not any(contains(passage.text, [gold.short]) for passage in passages):
+        if not any(contains(passage.text, [gold.short], rules_of(question)) for passage in passages):
             return None
         return Step(subquery=gold.subquery, decision=Decision.RETRIEVE, passages=passages, answer=gold.short)
 
@@ -142,7 +142,7 @@ def _most_similar(question: str, pool: Mapping[str, str]) -> list[tuple[str, str
 
 def _is_right(answer: str, gold: GoldStep, question: Question) -> bool:
     accepted = question.answers if gold.short in question.answers else [gold.short]
-    return accurate(answer, accepted)
+    return accurate(answer, accepted, rules_of(question))
 
 
 def _replaced(subquery: str, wrong: Mapping[str, str]) -> str:

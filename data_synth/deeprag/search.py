@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rag_train.answers import contains, exact_match
+from rag_train.answers import contains, exact_match, rules_of
 from rag_train.errors import PromptTooLong
 from rag_train.formats import deeprag
 from rag_train.llm.base import LLM, Sampling
@@ -40,8 +40,8 @@ class SearchConfig:
     temperature: float = 0.7
     """Sampling temperature of the answers after the greedy one."""
     match: Literal["exact", "contains"] = "exact"
-    """When an answer is correct. exact: it equals an accepted answer after normalisation; contains: it contains an
-    accepted answer."""
+    """When an answer is correct, by the rules of the question's dataset. exact: it equals an accepted answer after
+    normalisation; contains: it contains an accepted answer."""
     verify: bool = False
     """End a branch whose answer contains no answer of the question's annotated decomposition, except those that its
     subquery names, so that no trajectory is right by luck. Questions without a decomposition are searched as usual.
@@ -118,7 +118,7 @@ class TreeSearch:
             else:
                 best = random.Random(f"{self._config.seed}-{question.id}").choice(correct) if correct else None
         source = "search"
-        if best is None and self._config.gold_fallback and question.gold_passages:
+        if best is None and self._config.gold_fallback and _readable(question):
             best, source = await self._with_gold(controller, question), "gold_fallback"
         return SearchResult(root=root, best=best, calls=log.calls, source=source)
 
@@ -222,11 +222,11 @@ class TreeSearch:
                 return node if node.correct else None
             if move.subquery is None:
                 return None
-            answer = await controller.retrieved(node.steps, move.subquery, question.gold_passages)
+            answer = await controller.retrieved(node.steps, move.subquery, _readable(question))
             step = Step(
                 subquery=move.subquery,
                 decision=Decision.RETRIEVE,
-                passages=question.gold_passages,
+                passages=_readable(question),
                 answer=answer,
             )
             node = Node(steps=(*node.steps, step))
@@ -238,11 +238,18 @@ class TreeSearch:
         step = node.steps[-1]
         # An answer also repeats words of its subquery, which may name the answer of an earlier step.
         gold = [gold.short for gold in question.decomposition]
-        return contains(step.answer, [answer for answer in gold if not contains(step.subquery, [answer])])
+        rules = rules_of(question)
+        left = [answer for answer in gold if not contains(step.subquery, [answer], rules)]
+        return contains(step.answer, left, rules)
 
     def _is_correct(self, answer: str, question: Question) -> bool:
         match = exact_match if self._config.match == "exact" else contains
-        return match(answer, question.answers)
+        return match(answer, question.answers, rules_of(question))
+
+
+def _readable(question: Question) -> list[Passage]:
+    """Return the gold passages that have a text; KILT's are names of pages."""
+    return [passage for passage in question.gold_passages if passage.text]
 
 
 def nodes(node: Node) -> Iterator[Node]:

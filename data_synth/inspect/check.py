@@ -56,7 +56,7 @@ def check(path: Path, tokenizer: str | None = None, against: Path | None = None)
     Raises UserError if ``path`` is not a file of records, or if another input cannot be read.
     """
     file = read_record_file(path)
-    held_out = HeldOutQuestions(load_questions(against)) if against else None
+    held_out = HeldOutQuestions(load_questions(against, unanswerable="abstain")) if against else None
     loaded: Any = None
     if tokenizer:
         from rag_train.llm.checkpoint import load_tokenizer

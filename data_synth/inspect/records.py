@@ -79,7 +79,7 @@ def _required(record_type: type[Record]) -> set[str]:
 
 def _released(path: Path) -> list[Question]:
     try:
-        return load_questions(path)
+        return load_questions(path, unanswerable="abstain")
     except UserError as error:
         names = ", ".join(record_type.__name__ for record_type in RECORD_TYPES)
         raise UserError(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from rag_train.answers import exact_match, normalize
+from rag_train.answers import exact_match, normalize, rules_of
 from rag_train.data_synth.knowable import FIXED, names
 from rag_train.data_synth.modules.examples import Examples, gold_outcome, retrieved, subjects_known, task_record
 from rag_train.data_synth.modules.factory import Factory
@@ -228,7 +228,7 @@ async def _teacher_outcome(question: Question, recipe: DualRAGRecipe, teacher: K
         trajectory = await strategy.answer(question)
     finally:
         asked.reset(token)
-    correct = exact_match(trajectory.answer, question.answers)
+    correct = exact_match(trajectory.answer, question.answers, rules_of(question))
     judged = False
     if recipe.judge and trajectory.answer and not correct:
         judge_input = JudgeInput(question=question.question, answers=question.answers, prediction=trajectory.answer)

@@ -14,8 +14,8 @@ from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_erro
 from rag_train.eval.metrics.intervals import share
 from rag_train.progress import console
 from rag_train.provenance import save_result
-from rag_train.retrieval.corpus import read_json_lines
 from rag_train.retrieval.index.bm25 import BM25Index
+from rag_train.rows import read_json_lines
 from rag_train.schema import Passage
 
 PUBLISHED = {"recall@10": 0.6911, "hit@10": 0.9595}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rag_train.answers import contains, normalize
+from rag_train.answers import contains, normalize, rules_of
 from rag_train.eval.metrics.scores import Score, align
 from rag_train.schema import Question, Record, Trajectory
 
@@ -81,7 +81,7 @@ def why(question: Question, trajectory: Trajectory) -> tuple[str, Wrong]:
     look up its two sides in either order. A subquery counts as another one if its normalised words differ and its
     answer is wrong.
     """
-    steps = trajectory.steps
+    steps, rules = trajectory.steps, rules_of(question)
     asked = {normalize(step.subquery): step for step in reversed(steps)}
 
     def wrong(expected: str, found: str | None) -> Wrong:
@@ -92,13 +92,13 @@ def why(question: Question, trajectory: Trajectory) -> tuple[str, Wrong]:
         if step is None:
             return "stopped early", wrong(gold.subquery, trajectory.answer)
         answers = [gold.short]
-        if contains(step.answer, answers):
+        if contains(step.answer, answers, rules):
             continue
         if normalize(step.subquery) != normalize(gold.subquery):
             return "subquery", wrong(gold.subquery, step.subquery)
         if not step.passages:
             return "memory", wrong(gold.short, step.answer)
-        if not any(contains(f"{passage.title} {passage.text}", answers) for passage in step.passages):
+        if not any(contains(f"{passage.title} {passage.text}", answers, rules) for passage in step.passages):
             return "passages", wrong(gold.short, step.answer)
         return "reading", wrong(gold.short, step.answer)
     return "final answer", wrong(question.answers[0], trajectory.answer)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
-from rag_train.answers import contains, rules_of
+from rag_train.answers import composed, contains, rules_of
 from rag_train.errors import not_installed
 from rag_train.formats.planrag import depths
 from rag_train.schema import Decision, Passage, Question, Trajectory
@@ -54,10 +54,12 @@ def gold_overlap(question: Question, passages: list[Passage]) -> tuple[float, fl
     """Return (precision, recall) of the retrieved passages against the gold passages.
 
     Two passages are the same if their titles and texts have the same `words`. If the corpus is split into other
-    passages than the dataset's, recall is 0.
+    passages than the dataset's, recall is 0. KILT's gold passages are whole pages: a passage with
+    the title counts.
     """
+    pages = {words(passage.title) for passage in question.gold_passages if not passage.text}
     gold = {words(f"{passage.title} {passage.text}") for passage in question.gold_passages}
-    found = {words(f"{passage.title} {passage.text}") for passage in passages}
+    found = {words(p.title if words(p.title) in pages else f"{p.title} {p.text}") for p in passages}
     return len(gold & found) / len(found) if found else 0.0, len(gold & found) / len(gold)
 
 
@@ -74,12 +76,12 @@ def compound(question: Question, answer: str | None) -> float:
     answer between "&&".
     """
     groups = question.metadata.get("answer_groups") or [[part] for part in question.answers[0].split("&&")]
-    return sum(contains(answer, group) for group in groups) / len(groups)
+    return sum(contains(answer, group, rules_of(question)) for group in groups) / len(groups)
 
 
 def rouge(question: Question, answer: str | None) -> tuple[float, float]:
     """Return the F-measures of ROUGE-2 and ROUGE-L with stemming, against the best reference (Lin 2004)."""
-    scores = _rouge_scorer().score_multi(question.answers, answer or "")
+    scores = _rouge_scorer().score_multi(list(map(composed, question.answers)), composed(answer or ""))
     return scores["rouge2"].fmeasure, scores["rougeL"].fmeasure
 
 

@@ -17,7 +17,7 @@ from rag_train.eval.metrics.intervals import Interval, share
 from rag_train.eval.metrics.measures import success, words
 from rag_train.progress import progress
 from rag_train.retrieval.base import Retriever
-from rag_train.retrieval.corpus import parse_json
+from rag_train.rows import parse_json
 from rag_train.schema import Passage, Question, Record
 from rag_train.table import NOTHING, Table
 
@@ -59,15 +59,19 @@ class RetrievalEval(Record):
         return self.questions / self.seconds
 
 
-def gold_passages(questions: Iterable[Question], corpus: Iterable[Passage]) -> list[Gold]:
+def gold_passages(questions: Sequence[Question], corpus: Iterable[Passage]) -> list[Gold]:
     """Find the gold passages of each question in the corpus, in the order of the questions.
 
     Releases write the same passage differently: HotpotQA joins sentences with spaces, PopQA folds case. So two
-    passages are the same if title and text have the same words after NFKC normalisation and case folding.
+    passages are the same if title and text have the same words after NFKC normalisation and case folding. A gold
+    passage without text is a whole page, as in KILT: every passage with its title counts.
     """
     ids: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    pages = {words(p.title) for question in questions for p in question.gold_passages if not p.text}
     for passage in corpus:
         ids[_identity(passage)].append(passage.id)
+        if passage.text and words(passage.title) in pages:
+            ids[words(passage.title), ""].append(passage.id)
     golds: list[Gold] = []
     for question in questions:
         wanted = dict.fromkeys(map(_identity, question.gold_passages))

@@ -48,7 +48,7 @@ Questions = Annotated[
     list[str],
     typer.Option(
         metavar="[NAME=][KIND:]PLACE",
-        help="Question file as released (JSON, JSON Lines, CSV, TSV), or hub:NAME,SPLIT; may be repeated.",
+        help="Question file as released (JSON, JSON Lines, CSV, TSV, Parquet), or hub:NAME,SPLIT; may be repeated.",
     ),
 ]
 Columns = Annotated[
@@ -56,6 +56,13 @@ Columns = Annotated[
     typer.Option(
         metavar="FIELD=PLACE,...",
         help="Fields of a file in any other format, such as question=q,answers=gold.text.",
+    ),
+]
+Unanswerable = Annotated[
+    str | None,
+    typer.Option(
+        metavar="skip|abstain",
+        help="Questions that are marked as unanswerable: leave them out, or count a refusal to answer as right.",
     ),
 ]
 Sample = Annotated[int | None, typer.Option(help="Number of questions to draw at random from each dataset.", min=1)]
@@ -98,6 +105,7 @@ def evaluate(
         ),
     ] = None,
     columns: Columns = None,
+    unanswerable: Unanswerable = None,
     adapter: Adapter = None,
     role: Roles = None,
     reranker: Reranker = None,
@@ -136,7 +144,7 @@ def evaluate(
     models = _by_name("--model", [(name or Path(place).name, place) for name, place in places])
     config = kit_config("", index or [], adapter, role, reranker, engine, url, passages, instructions, strategies)
     mapping = parse_columns(columns) if columns else None
-    opened = [open_questions(spec, mapping) for spec in questions]
+    opened = [open_questions(spec, mapping, unanswerable) for spec in questions]
     datasets = _by_name("--questions", [(name, at_most(asked, sample, seed)) for name, asked in opened])
     counts = ", ".join(
         f"{len(asked)} question{'s' * (len(asked) != 1)} of {name}" for name, asked in datasets.items()
@@ -180,19 +188,20 @@ def score(
     output: Output,
     name: Annotated[str, typer.Option(help="Name of the system.")],
     columns: Columns = None,
+    unanswerable: Unanswerable = None,
     as_json: Json = False,
 ) -> None:
     """Add the predictions of another system to an evaluation.
 
-    PREDICTIONS is a file for the scripts of HotpotQA, MuSiQue, SQuAD or TriviaQA, a log of FlashRAG or
-    lm-evaluation-harness, or a file of trajectories.
+    PREDICTIONS is a file for the scripts of HotpotQA, MuSiQue, SQuAD, TriviaQA or KILT, a log of FlashRAG or
+    lm-evaluation-harness, a table with the columns id and prediction, or a file of trajectories.
     """
     from rag_train.eval.matrix.cell import CellName
     from rag_train.eval.matrix.predictions import load_predictions
     from rag_train.eval.matrix.store import write_cell, write_matrix
     from rag_train.questions.load import open_questions, parse_columns
 
-    dataset, asked = open_questions(questions, parse_columns(columns) if columns else None)
+    dataset, asked = open_questions(questions, parse_columns(columns) if columns else None, unanswerable)
     answers = load_predictions(predictions, asked, name)
     cell = write_cell(output, CellName(name, "predictions", dataset, "", 0), asked, answers, {"predictions": name})
     write_matrix(output, [cell])

@@ -14,7 +14,9 @@ indexing = typer.Typer()
 
 @indexing.command(rich_help_panel=DATA)
 def index(
-    corpus: Annotated[Path, typer.Argument(help="JSON Lines (BEIR, FlashRAG) or DPR's TSV.")],
+    corpus: Annotated[
+        Path, typer.Argument(help="JSON (Lines), CSV, TSV or Parquet: BEIR's, FlashRAG's, DPR's, KILT's.")
+    ],
     output: Annotated[
         str, typer.Argument(help="Index directory to write, or elastic://HOST:PORT/INDEX, or a Milvus collection.")
     ],
@@ -39,9 +41,9 @@ def index(
     milvus://HOST:PORT/COLLECTION?encoder=MODEL or milvus:FILE.db/COLLECTION?encoder=MODEL.
     """
     from rag_train.progress import console, progress, up_to
-    from rag_train.retrieval.corpus import count_lines
     from rag_train.retrieval.index.directory import MANIFEST
     from rag_train.retrieval.open import index_corpus
+    from rag_train.rows import count_lines
 
     if Path(output, MANIFEST).is_file():
         console.print(f"{output}: already an index; it stays in use until the new one replaces it", soft_wrap=True)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import overload
+from typing import Literal, cast, get_args, overload
 
 from pydantic import ValidationError
 
+from rag_train.answers import UNANSWERABLE
 from rag_train.errors import UserError
 from rag_train.pairs import named
-from rag_train.questions.formats import COLUMNS, FORMATS, Format, Row, by_columns, in_flashrags_shape, unfold
-from rag_train.retrieval.corpus import parse_json, read_json_lines
+from rag_train.progress import console
+from rag_train.questions.fields import NoAnswers
+from rag_train.questions.formats import COLUMNS, FORMATS, Format, by_columns, dataset_named, unfold
+from rag_train.rows import Row, read_json_lines, read_rows
 from rag_train.schema import Question
 
 HUB = "hub:"
 _Rows = Iterable[tuple[str, Row]]
+Unanswerable = Literal["skip", "abstain"]
+"""What becomes of questions without an answer: they are left out, or a refusal to answer is right."""
+_OTHER_FIELDS = "or name its fields with --columns question=...,answers=..."
 
 
 class StoredQuestions(Sequence[Question]):
@@ -41,24 +45,31 @@ class StoredQuestions(Sequence[Question]):
 
 
 def load_questions(
-    path: str | Path, kind: str | None = None, columns: Mapping[str, str] | None = None
+    path: str | Path,
+    kind: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    unanswerable: Unanswerable | None = None,
 ) -> list[Question]:
     """Load a question set; see `each_question` for the arguments and errors."""
-    return list(each_question(path, kind, columns))
+    return list(each_question(path, kind, columns, unanswerable))
 
 
 def each_question(
-    path: str | Path, kind: str | None = None, columns: Mapping[str, str] | None = None
+    path: str | Path,
+    kind: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    unanswerable: Unanswerable | None = None,
 ) -> Iterator[Question]:
-    """Yield the questions of a set.
+    """Yield the questions of a set, and say at the end how many have no answer.
 
     Args:
-        path: a released file (JSON, JSON Lines, CSV or TSV), a file of our own format (a `Question` as JSON per
-            line), or ``hub:NAME[,CONFIG],SPLIT`` for a dataset of the Hub. 2WikiMultihopQA's ``id_aliases.json``
-            beside a file adds the aliases of its answers (evaluation script v1.1).
-        kind: a key of `FORMATS`; if None, recognized by the fields of the first row. The file can also have
-            FlashRAG's shape (see `in_flashrags_shape`).
+        path: a released file or one's own (see `rag_train.rows.read_rows` and `FORMATS`), or
+            ``hub:NAME[,CONFIG],SPLIT`` for a dataset of the Hub. 2WikiMultihopQA's ``id_aliases.json`` beside a
+            file adds the aliases of its answers (evaluation script v1.1).
+        kind: a key of `FORMATS`; if None, recognized by the fields of the first row. The file can also have a shape
+            that several datasets share, such as FlashRAG's; the kind then says how answers are compared.
         columns: for a file in another format, its columns (see `by_columns`).
+        unanswerable: what becomes of the questions that the dataset marks as unanswerable; None refuses them.
 
     Raises:
         UserError: if the file cannot be read or is empty, the format is unknown, a field is missing or malformed, a
@@ -67,23 +78,28 @@ def each_question(
     """
     if kind is not None and kind not in FORMATS:
         raise UserError(f"unknown question format {kind!r}; the formats are {', '.join(FORMATS)}")
+    chosen = FORMATS[kind] if kind else None
     format = by_columns(columns) if columns else None
     remedy = "correct the row or the columns"
     aliases: dict[str, list[str]] = {}
     first_seen: dict[str, str] = {}
+    without_answer = 0
     for number, (where, row) in enumerate(_rows(path)):
         if format is None:
-            kind = kind or _recognize(row, f"{path}, {where}")
-            format = in_flashrags_shape(kind, str(path)) if "golden_answers" in row else FORMATS[kind]
-            remedy = f"fix the row to match the {kind} format, or remove it"
-            aliases = _aliases(path) if kind == "2wikimultihopqa" else {}
+            name = _recognize(row, kind, f"{path}, {where}")
+            format = FORMATS[name]
+            remedy = f"fix the row to match the {name} format, remove it, {_OTHER_FIELDS}"
+            aliases = _aliases(path) if name == "2wikimultihopqa" else {}
         if known := aliases.get(str(row.get("answer_id"))):
             row = {"answer_aliases": known} | row
+        dataset = chosen or (_dataset(row, str(path)) if format.shared else None) or format
         try:
-            question = _read(format, row, number)
+            question = _read(format, dataset, row, number)
+        except NoAnswers as error:
+            raise UserError(f"{path}, {where}: {error}; give a split with answers, such as dev or train") from error
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             raise UserError(f"{path}, {where}: {_problem(error)}; {remedy}") from error
-        if question is None:
+        if not dataset.keep(question):
             continue
         if question.id in first_seen:
             raise UserError(
@@ -91,24 +107,42 @@ def each_question(
                 "remove one of the two rows"
             )
         first_seen[question.id] = where
+        if question.metadata.get("scoring") == UNANSWERABLE:
+            if unanswerable is None:
+                raise UserError(
+                    f"{path}, {where}: the question is marked as unanswerable; leave such questions out with "
+                    "--unanswerable skip, or score refusals to answer as right with --unanswerable abstain"
+                )
+            without_answer += 1
+            if unanswerable == "skip":
+                continue
         yield question
-    if not first_seen:
-        raise UserError(f"{path}: no questions; give a file with at least one question")
+    if len(first_seen) == (without_answer if unanswerable == "skip" else 0):
+        problem = "no questions" if not first_seen else "all questions are marked as unanswerable"
+        raise UserError(f"{path}: {problem}; give a file with at least one question")
+    if without_answer:
+        told = {"skip": "left out", "abstain": "scored: a refusal to answer is right"}[unanswerable or "skip"]
+        questions = f"unanswerable question{'s' * (without_answer > 1)}"
+        console.print(f"{path}: {without_answer:,} {questions} {told}", soft_wrap=True)
 
 
-def open_questions(spec: str, columns: Mapping[str, str] | None = None) -> tuple[str, list[Question]]:
+def open_questions(
+    spec: str, columns: Mapping[str, str] | None = None, unanswerable: str | None = None
+) -> tuple[str, list[Question]]:
     """Load the questions of ``[NAME=][KIND:]PLACE`` and return them with their name.
 
     The name defaults to the kind (a key of `FORMATS`) or else to the stem of the place.
 
-    Raises UserError under the same conditions as `load_questions`.
+    Raises UserError under the same conditions as `load_questions`, or if ``unanswerable`` is unknown.
     """
+    if unanswerable not in (None, *get_args(Unanswerable)):
+        raise UserError(f"--unanswerable {unanswerable}: unknown; give {' or '.join(get_args(Unanswerable))}")
     name, rest = named("--questions", spec)
     kind, colon, place = rest.partition(":")
     if not colon or kind not in FORMATS:
         kind, place = "", rest
-    name = name or kind or Path(place.removeprefix(HUB).split(",")[0]).stem
-    return name, load_questions(place, kind or None, columns)
+    name = name or kind or Path(place.removeprefix(HUB).split(",")[0]).name.partition(".")[0]
+    return name, load_questions(place, kind or None, columns, cast(Unanswerable | None, unanswerable))
 
 
 def parse_columns(text: str) -> dict[str, str]:
@@ -143,10 +177,7 @@ def _rows(place: str | Path) -> _Rows:
         yield from _hub_rows(str(place))
         return
     path = Path(place)
-    if path.suffix in (".csv", ".tsv"):
-        yield from _table_rows(path)
-        return
-    for where, row in _json_rows(path):
+    for where, row in read_rows(path):
         try:
             unfolded = list(unfold(row))
         except (KeyError, TypeError, AttributeError) as error:
@@ -180,61 +211,39 @@ def _aliases(place: str | Path) -> dict[str, list[str]]:
         raise UserError(f"{file}: {_problem(error)}; download the file again") from error
 
 
-def _table_rows(path: Path) -> _Rows:
-    """Yield the rows of a CSV or TSV file."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
-            yield from ((f"line {reader.line_num}", row) for row in reader)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; give the path of a readable file") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: {error}; save the file as UTF-8 with CSV quoting") from error
-
-
-def _json_rows(path: Path) -> _Rows:
-    """Yield the rows of a JSON list, of JSON Lines, or of a single object that extends over several lines."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; give the path of a readable file") from error
-    if not head.startswith(b"[") and head.partition(b"\n")[0].strip() != b"{":
-        yield from ((f"line {line}", row) for line, row in read_json_lines(path))
-        return
-    try:
-        rows = parse_json(path.read_text(encoding="utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8; convert the file to UTF-8") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: invalid JSON ({error}); download or export the file again") from error
-    for number, row in enumerate(rows if isinstance(rows, list) else [rows], 1):
-        if not isinstance(row, dict):
-            raise UserError(f"{path}, row {number}: not a JSON object; give one object per question")
-        yield f"row {number}", row
-
-
-def _recognize(row: Row, where: str) -> str:
-    """Return the name of the first format whose signs ``row`` has."""
-    for kind, format in FORMATS.items():
-        if any(fields <= row.keys() for fields in format.signs):
-            return kind
+def _recognize(row: Row, kind: str | None, where: str) -> str:
+    """Return the name of the row's format: ``kind``, if it is given, or a shape that several datasets share."""
+    if kind is not None and FORMATS[kind].recognizes(row):
+        return kind
+    for name, format in FORMATS.items():
+        if format.recognizes(row) and (kind is None or format.shared):
+            return name
+    if kind is not None:
+        return kind
     raise UserError(
-        f"{where}: no known format has the fields {', '.join(row)[:200]!r}; "
-        f"convert the file or name its format: {', '.join(FORMATS)}"
+        f"{where}: no known format has the fields {', '.join(map(str, row))[:200]!r}; name the fields with "
+        f"--columns question=...,answers=..., convert the file, or name its format: {', '.join(FORMATS)}"
     )
 
 
-def _read(format: Format, row: Row, number: int) -> Question | None:
-    """Convert a row to a question, with an id and the format's scoring rules."""
+def _dataset(row: Row, place: str) -> Format | None:
+    """Return the format of the dataset that the row names (Search-R1, DPR), or else its file; None if none does."""
+    for name in (row.get("data_source"), row.get("dataset"), place):
+        if isinstance(name, str) and (format := dataset_named(name)):
+            return format
+    return None
+
+
+def _read(format: Format, dataset: Format, row: Row, number: int) -> Question:
+    """Convert a row to a question, with an id, and with the rules by which its dataset compares answers."""
     if format.ids == "missing":
         row = {"id": str(number)} | row
     elif format.ids == "duplicated":
         row = row | {"id": str(number)}
     question = format.read(row)
-    if question is None or format.scoring == "hotpotqa":
-        return question
-    return question.model_copy(update={"metadata": question.metadata | {"scoring": format.scoring}})
+    rules = {} if dataset.scoring == "hotpotqa" else {"scoring": dataset.scoring}
+    rules |= {"long_form": True} if dataset.long_form else {}
+    return question.model_copy(update={"metadata": rules | question.metadata}) if rules else question
 
 
 def _problem(error: Exception) -> str:
@@ -245,7 +254,7 @@ def _problem(error: Exception) -> str:
         case ValidationError():
             first = error.errors()[0]
             return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        case json.JSONDecodeError() | TypeError() | AttributeError() | IndexError():
+        case TypeError() | AttributeError() | IndexError():
             return f"malformed ({error})"
         case _:
             return str(error)

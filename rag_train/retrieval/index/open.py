@@ -11,6 +11,7 @@ from rag_train.retrieval.corpus import read_corpus
 from rag_train.retrieval.index import bm25, bm25_build, dense, lucene
 from rag_train.retrieval.index.directory import REMEDY, index_format
 from rag_train.retrieval.index.encoder import EncoderConfig, family
+from rag_train.retrieval.index.text import telling_unspaced
 
 INDEX_KINDS = ("bm25", "lucene", "dense")
 
@@ -46,9 +47,9 @@ def build_index(
     if kind != "dense" and (encoder or search or bf16 or vectors != "Flat"):
         raise UserError("--encoder, --vectors, --search and --bf16 are for dense indexes; add --kind dense")
     if kind == "bm25":
-        return bm25_build.build_bm25(read_corpus(corpus), output, progress=progress)
+        return bm25_build.build_bm25(telling_unspaced(read_corpus(corpus)), output, progress=progress)
     if kind == "lucene":
-        return lucene.build_lucene(read_corpus(corpus), output, progress)
+        return lucene.build_lucene(telling_unspaced(read_corpus(corpus)), output, progress)
     settings = family(encoder) if encoder else EncoderConfig()
     config = dense.DenseConfig(replace(settings, dtype="bfloat16" if bf16 else "float32"), vectors, search)
     return dense.build_dense(read_corpus(corpus), output, config, progress)

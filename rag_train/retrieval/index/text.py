@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import Stemmer
 
+from rag_train.answers import composed
 from rag_train.errors import UserError
+from rag_train.progress import console
 from rag_train.schema import Passage
 
 LONGEST_QUERY = 10_000
 """Characters of a query that count: more than any question, and few enough that no query takes long."""
 
 _WORD = re.compile(r"\b\w\w+\b")
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]")
+"""Letters of scripts without spaces between words: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class BM25Config:
 def tokenizer(config: BM25Config) -> Callable[[str], list[str]]:
     """Return a function that splits text into words of two or more characters, removes stop words and stems.
 
+    Both ways of writing an accent in Unicode give the same words.
     Create one tokenizer per thread: a Snowball stemmer is not thread-safe.
     """
     from bm25s.stopwords import STOPWORDS_EN
@@ -56,6 +61,7 @@ def tokenizer(config: BM25Config) -> Callable[[str], list[str]]:
     stem = Stemmer.Stemmer(config.stemmer).stemWords if config.stemmer else list
 
     def tokenize(text: str) -> list[str]:
+        text = composed(text)
         words = _WORD.findall(text.lower() if config.lowercase else text)
         return stem([word for word in words if word not in stopwords])
 
@@ -65,3 +71,18 @@ def tokenizer(config: BM25Config) -> Callable[[str], list[str]]:
 def indexed_text(passage: Passage) -> str:
     """Return the searchable text of a passage: its title and its text."""
     return f"{passage.title} {passage.text}"
+
+
+def telling_unspaced(passages: Iterable[Passage]) -> Iterator[Passage]:
+    """Yield the passages, and say at the end how many are in scripts whose words this module cannot tell apart."""
+    total = unspaced = 0
+    for passage in passages:
+        total += 1
+        unspaced += not passage.text.isascii() and 2 * len(_UNSPACED.findall(passage.text)) > len(passage.text)
+        yield passage
+    if unspaced:
+        console.print(
+            f"{unspaced:,} of {total:,} passages are in scripts without spaces between words, such as Chinese: a "
+            "search for one of their words will not find them; use --kind dense",
+            soft_wrap=True,
+        )

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from rag_train.errors import ServiceError, UserError
 from rag_train.http import httpx, open_client, retry_after, send
-from rag_train.retrieval.corpus import encodable, parse_json
+from rag_train.retrieval.corpus import encodable
+from rag_train.rows import parse_json
 from rag_train.schema import Passage
 
 _log = logging.getLogger(__name__)

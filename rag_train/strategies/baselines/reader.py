@@ -77,7 +77,7 @@ class Oracle(Strategy):
 
     async def solve(self, run: Run) -> Trajectory:
         question = run.question
-        passages = question.gold_passages
+        passages = [passage for passage in question.gold_passages if passage.text]  # KILT's have none
         queries = [step.subquery for step in question.decomposition]
         if not passages:
             wanted = {id for step in question.decomposition for id in step.passage_ids}

@@ -374,7 +374,7 @@ class StopCollapsed(TrainerCallback):
 
 def question_rows(path: Path, tokenizer: Any) -> tuple[Dataset, DataReport]:
     """Return a row for each question of a question set. The report counts the tokens of the questions."""
-    questions = load_questions(path)
+    questions = load_questions(path, unanswerable="skip")
     tokens = sum(len(ids) for ids in tokenizer([question.question for question in questions])["input_ids"])
     rows = Dataset.from_dict({"prompt": [question.model_dump_json() for question in questions]})
     return rows, DataReport(examples=len(questions), tokens=tokens)

@@ -22,7 +22,7 @@ from rag_train.eval.matrix.cell import load_matrix
         ('{"id": "q0", "predicted_answer": "yes"}\n{"id": "q1", "predicted_answer": "no"}', None),
         ('{"answer": {"q0": "yes"}}', "questions without an answer: 'q1'"),
         ('{"q0": "yes", "q1": "no", "q9": "no"}', "answers without a question: 'q9'"),
-        ('{"q0": "yes", "q1": "no", "q0": "no"}', "p.json: duplicate key 'q0'; remove one of the two"),
+        ('{"q0": "yes", "q1": "no", "q0": "no"}', "p.json, line 1: duplicate key 'q0'; remove one of the two"),
         (
             '{"id": "q0", "predicted_answer": "yes"}\n' * 2,
             "duplicate answers: 'q0'; questions without an answer: 'q1'",
