@@ -67,7 +67,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Row]]:
     """Yield each prediction with its place in the file, for error messages."""
     rows = list(read_rows(path))
     whole = rows[0][1] if len(rows) == 1 else {}
-    if not whole or whole.keys() & {*_IDS, "doc"}:
+    if not whole or whole.keys() & {*_IDS, *_QUESTIONS, "doc"}:
         yield from rows
         return
     answers = whole.get("answer", whole)

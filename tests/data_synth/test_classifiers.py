@@ -7,7 +7,7 @@ import pytest
 from support.paths import ROOT
 from support.synthesis import write
 
-from rag_train.data_synth.classifiers import ALL
+from rag_train.data_synth.classifiers import ALL, ClassifierRecipe, labelled_questions
 from rag_train.files import read_records
 from rag_train.miniworld.world import World
 from rag_train.questions.load import load_questions
@@ -62,6 +62,17 @@ def test_uar_recipes_can_produce_all_classes(keys: list[str], tmp_path: Path, ca
     asked = {r.prompt for r in read_records(tmp_path / "u.jsonl", SFTRecord) if r.id.endswith("/wish/uar_intent")}
     prefixes = {prompt.rpartition("Question: ")[2].partition(" ")[0] for prompt in asked}
     assert len(asked) == 76 and {"Please", "Look", "Can", "Search", "I"} <= prefixes
+
+
+def test_a_run_is_right_by_the_rules_of_the_questions_dataset(tmp_path: Path):
+    answer = Trajectory(question_id="q", question="?", strategy="s", answer="Jack-in-the-box")
+    write(tmp_path / "direct.jsonl", [answer])
+    for scoring, right in (("triviaqa", True), ("squad", False)):
+        asked = Question(id="q", question="?", answers=["Jack in the box"], metadata={"scoring": scoring})
+        write(tmp_path / "questions.jsonl", [asked])
+        files = {"questions": [tmp_path / "questions.jsonl"], "direct": [tmp_path / "direct.jsonl"]}
+        [question] = labelled_questions("uar", ClassifierRecipe(**files, output="-"))
+        assert question.right == {"direct": right}
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 """Questions kept for evaluation stay out of the training data."""
 
 import asyncio
+import unicodedata
 from pathlib import Path
 
+import pytest
 from support.fakes import Found
 from support.two_hop import QUESTION
 
@@ -11,6 +13,32 @@ from rag_train.data_synth.modules import planrag
 from rag_train.data_synth.modules.recipes import PlanRAGRecipe
 from rag_train.data_synth.modules.run import synthesize_with
 from rag_train.schema import GoldStep, Question
+
+SHOWN = 'What is Ann\'s "best-known" café – AT&T?'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SHOWN.replace("'", "’").replace('"', "“", 1).replace('"', "”"),
+        SHOWN.replace('"', "»").replace("'", "´"),
+        SHOWN.replace("-", "\u2011").replace("–", "—"),
+        SHOWN.replace(" – ", " - "),
+        unicodedata.normalize("NFD", SHOWN),
+        "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in SHOWN),
+        SHOWN.replace("&", "&amp;").replace("'", "&#39;").replace('"', "&quot;"),
+        SHOWN.replace("'", "&amp;#39;"),
+        SHOWN.replace("best", "be\u00ad\u200bst").replace(" ", "\u00a0"),
+        f"\ufeff{SHOWN.upper()}…",
+        SHOWN.replace("?", "？"),
+    ],
+)
+def test_what_readers_do_not_see_hides_no_leak(text: str):
+    held_out = HeldOutQuestions([Question(id="h", question=SHOWN, answers=["poet"])])
+    asked = Question(id="t", question=text, answers=["poet"])
+    assert held_out.leak(asked) == "text" == held_out.leak_in_lines(["x", text])
+    assert HeldOutQuestions([asked]).leak(Question(id="h", question=SHOWN, answers=["poet"])) == "text"
+    assert held_out.leak(Question(id="t", question=f"{text} in Ulm", answers=["poet"])) is None
 
 
 def test_rejects_questions_that_leak_held_out_questions(tmp_path: Path):

@@ -56,6 +56,13 @@ def test_right_answers_from_memory_are_written_in_the_gold_form():
     assert [step.answer for step in record.steps] == ["John Huston", "Nevada"] and record.retrievals == 0
 
 
+def test_answers_from_memory_are_right_by_the_rules_of_the_questions_dataset():
+    for scoring, right in (("triviaqa", True), ("squad", False)):
+        question = QUESTION.model_copy(update={"metadata": {"scoring": scoring}})
+        record, _ = example("John-Huston", 0.0, question=question)
+        assert record and record.steps[0].answer == ("John Huston" if right else "John-Huston")
+
+
 def test_independent_steps_continue_after_a_wrong_answer_but_no_final_answer_follows():
     steps = [QUESTION.decomposition[0], QUESTION.decomposition[0].model_copy(update={"subquery": "Who else?"})]
     record, _ = example("Ann", 0.0, question=QUESTION.model_copy(update={"decomposition": steps}))

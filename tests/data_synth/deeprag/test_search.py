@@ -3,6 +3,7 @@
 import asyncio
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -93,6 +94,26 @@ def test_verified_search_keeps_no_trajectory_that_is_right_by_luck():
     annotated = QUESTION.model_copy(update={"decomposition": gold})
     assert kept(annotated, verify=False) == kept(QUESTION, verify=True) == "In Peru it is Rome."
     assert kept(annotated, verify=True) == "In Peru it is Lima."
+
+
+@pytest.mark.parametrize(
+    ("scoring", "answers", "said", "match"),
+    [
+        ("triviaqa", ["Jack in the box"], "Jack-in-the-box", "exact"),
+        ("triviaqa", ["Jack in the box"], "a Jack-in-the-box toy", "contains"),
+        ("curatedtrec", [r"19\d\d"], "1984", "exact"),
+        ("choice", ["Jupiter", "C"], "(C) Jupiter", "exact"),
+    ],
+)
+def test_an_answer_is_correct_by_the_rules_of_the_questions_dataset(
+    scoring: str, answers: list[str], said: str, match: Any
+):
+    searcher = TreeSearch(
+        Says(f"{deeprag.FINAL} {said}\n"), AsyncRetriever(OnePassage()), SearchConfig(match=match)
+    )
+    for metadata, found in (({"scoring": scoring}, True), ({}, False)):
+        question = QUESTION.model_copy(update={"answers": answers, "metadata": metadata})
+        assert (asyncio.run(searcher.search(question, PROMPT)).best is not None) == found
 
 
 def test_keeps_lines_that_fit_no_format():

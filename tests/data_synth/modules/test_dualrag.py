@@ -78,6 +78,15 @@ def test_keeps_only_trajectories_with_a_correct_answer():
     assert len({record.id for record in right.records}) == len(right.records)
 
 
+def test_a_teachers_answer_is_correct_by_the_rules_of_the_questions_dataset():
+    for scoring, counted in (("triviaqa", 1), ("squad", 0)):
+        update = {"answers": ["New York"], "metadata": {"scoring": scoring}}
+        work = dualrag.outcome(
+            QUESTION.model_copy(update=update), recipe(), Found([FILM]), kit(teacher("New-York"))
+        )
+        assert asyncio.run(work).counts.get("right", 0) == counted
+
+
 def test_judge_accepts_a_correct_answer_in_other_words():
     def judging(answer: str):
         def say(prompt: str) -> str:

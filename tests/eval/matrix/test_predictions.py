@@ -10,6 +10,47 @@ from support.matrices import add_cell, contents, numbered
 
 from rag_train.cli.app import main
 from rag_train.eval.matrix.cell import load_matrix
+from rag_train.eval.matrix.predictions import load_predictions
+from rag_train.schema import Question
+
+
+@pytest.mark.parametrize(
+    ("content", "answer"),
+    [
+        ('{"id": "1", "output": [{"answer": "Ann", "provenance": []}]}', "Ann"),
+        ('{"id": "1", "output": [{"provenance": []}]}', None),
+        ('{"id": "1", "output": []}', None),
+        ('{"id": 1, "output": "Ann"}', "Ann"),
+        ('{"id": "1", "output": null}', None),
+        ('{"id": "1", "output": {"pred": "Ann"}}', "Ann"),
+        ('{"1": ["Ann"]}', "Ann"),
+        ('{"1": true}', "yes"),
+        ('{"_id": "1", "prediction": "Ann"}', "Ann"),
+        ('{"question": "who  was the Director?", "pred": "Ann"}', "Ann"),
+        ('{"id": "1", "predicted_answer": "Ann", "predicted_answerable": false}', ""),
+        ("id,prediction\n1,Ann\n", "Ann"),
+        ('{"doc_id": 0, "doc": {"question_id": "1"}, "filtered_resps": ["Ann"]}', "Ann"),
+        ('{"doc_id": 0, "doc": {"question": "Who was the director?"}, "filtered_resps": [["Ann"]]}', "Ann"),
+        ('{"doc_id": 0, "doc": {"id": "1"}, "filtered_resps": [["-2.5", "False"], ["-0.5", "True"]]}', "B"),
+        ('{"doc_id": 0, "doc": {"id": "1"}, "filtered_resps": [[-2.5, false], [-3.5, false]]}', "A"),
+    ],
+)
+def test_reads_the_answers_of_other_systems(tmp_path: Path, content: str, answer: str | None) -> None:
+    path = tmp_path / ("p.csv" if content.startswith("id,") else "p.jsonl")
+    path.write_text(content)
+    question = Question(id="1", question="Who was the director?", answers=["Ann"])
+    [predicted] = load_predictions(path, [question], "theirs")
+    assert (predicted.question_id, predicted.question, predicted.answer) == ("1", question.question, answer)
+
+
+def test_predictions_of_musiques_twins_have_one_id(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(f'{{"id": "q", "predicted_answer": "{answer}"}}\n' for answer in ("Ann", "unknown")))
+    twins = [Question(id=id, question="who", answers=["x"]) for id in ("q", "q/unanswerable")]
+    assert [(p.question_id, p.answer) for p in load_predictions(path, twins, "theirs")] == [
+        ("q", "Ann"),
+        ("q/unanswerable", "unknown"),
+    ]
 
 
 @pytest.mark.slow
@@ -27,6 +68,7 @@ from rag_train.eval.matrix.cell import load_matrix
             '{"id": "q0", "predicted_answer": "yes"}\n' * 2,
             "duplicate answers: 'q0'; questions without an answer: 'q1'",
         ),
+        ('{"q0": ["yes", "no"], "q1": "no"}', "p.json, id 'q0': 2 answers to a question; give one"),
         ('{"q0": 1, "q1": "no"}', "p.json, id 'q0': unknown format; give trajectories of rag-train"),
         ('{"id": "q0", "text": "yes"}', "p.json, line 1: unknown format"),
         ('{"question_id": "q0", "reply": "yes"}', "p.json, line 1: "),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -145,6 +146,63 @@ def test_scoring_rules_of_datasets_differ() -> None:
         assert f1("New-York", "new york", scoring) == hyphen
     with pytest.raises(UserError, match="question 'q': unknown scoring 'bleu'; give one of hotpotqa"):
         f1("a", "b", "bleu")
+
+
+CHOICES = ["Jupiter", "C"]
+PATTERNS = [r"Dec(ember)? 25", "Christ.*", "C++ ("]
+NONE = ["unanswerable"]
+
+
+@pytest.mark.parametrize(
+    ("scoring", "answers", "prediction", "em", "accuracy"),
+    [
+        *(("choice", CHOICES, text, 1, 1) for text in ("C", "c.", "(C)", "jupiter", "(C) Jupiter", "C. Jupiter")),
+        *(
+            ("choice", CHOICES, text, 1, 1)
+            for text in ("The answer is C.", "Answer: (c)", "The correct option is C")
+        ),
+        ("choice", CHOICES, "It is Jupiter.", 0, 1),
+        *(("choice", CHOICES, text, 0, 0) for text in ("B", "(B) Mars", "C. Mars", "It is planet C, the Mars", "")),
+        ("choice", ["Mars", "A"], "A", 1, 1),
+        *(
+            ("choice", ["Mars", "A"], text, 0, 0)
+            for text in ("the", "...", "a big planet", "It is a planet.", "An")
+        ),
+        *(("curatedtrec", PATTERNS, text, 1, 1) for text in ("december 25", "Christmas day", "c++ (")),
+        ("curatedtrec", PATTERNS, "on Dec 25", 0, 1),
+        ("curatedtrec", PATTERNS, "May 1", 0, 0),
+        *(("unanswerable", NONE, text, 1, 1) for text in ("", " ", "Unanswerable.", "I don't know.", "noanswer")),
+        ("unanswerable", NONE, "The question cannot be answered based on the given passages.", 1, 1),
+        ("unanswerable", NONE, "There is not enough information.", 1, 1),
+        ("unanswerable", NONE, "The year is unknown, but Ann wrote it in Ulm.", 0, 1),
+        *(("unanswerable", NONE, text, 0, 0) for text in (None, "Danube", "no", "I know the answer")),
+    ],
+)
+def test_choices_patterns_and_refusals(
+    scoring: str, answers: list[str], prediction: str | None, em: int, accuracy: int
+) -> None:
+    question = Question(id="q", question="?", answers=answers, metadata={"scoring": scoring})
+    (ours,) = score([question], [Trajectory(question_id="q", question="", strategy="s", answer=prediction)])
+    assert (ours.em, ours.accuracy) == (em, accuracy)
+    assert ours.f1 == em or (scoring == "choice" and 0 < ours.f1 < 1 == accuracy)
+
+
+@pytest.mark.parametrize("scoring", ["hotpotqa", "popqa", "musique", "squad", "triviaqa", "curatedtrec", "choice"])
+def test_both_ways_of_writing_an_accent_are_the_same_answer(scoring: str) -> None:
+    composed, decomposed = (unicodedata.normalize(form, "Beyoncé Knowles") for form in ("NFC", "NFD"))
+    for answer, prediction in ((composed, decomposed), (decomposed, composed)):
+        question = Question(
+            id="q", question="?", answers=[answer], metadata={"scoring": scoring, "long_form": True}
+        )
+        (ours,) = score([question], [Trajectory(question_id="q", question="", strategy="s", answer=prediction)])
+        assert (ours.em, ours.f1, ours.accuracy, ours.rouge_l) == (1, 1, 1, 1)
+
+
+def test_any_passage_of_a_gold_page_counts() -> None:
+    pages = [Passage(id="1", title="Ann", text=""), Passage(id="2", title="Bo", text="")]
+    question = Question(id="q", question="?", answers=["x"], gold_passages=pages)
+    found = [Passage(id=str(i), title=title, text=f"Text {i}.") for i, title in enumerate(("ANN", "Ann", "Cy"))]
+    assert gold_overlap(question, found) == (0.5, 0.5)
 
 
 @given(st.text("aAbB ."), st.lists(st.text("aAb.", min_size=1), min_size=1))

@@ -6,9 +6,11 @@ import json
 import os
 import random
 import shutil
+import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import bm25s
 import numpy as np
@@ -23,6 +25,8 @@ from rag_train.questions.load import load_questions
 from rag_train.retrieval.corpus import read_corpus
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.retrieval.index.bm25_build import build_bm25
+from rag_train.retrieval.index.lucene import LuceneIndex
+from rag_train.retrieval.index.open import build_index
 from rag_train.retrieval.index.rank_bm25 import RankBM25Index
 from rag_train.retrieval.index.text import LONGEST_QUERY, BM25Config, indexed_text, tokenizer
 from rag_train.schema import Passage
@@ -101,6 +105,23 @@ def test_searches_stems_and_titles_and_omits_passages_without_a_match() -> None:
         found = retriever.search(["directing", "SOLARIS", "film", "the"], 5)
         assert [[p.id for p in ps] for ps in found] == [["b"], ["a"], ["a", "b"], []]
         assert found[0][0].text == passages[1].text and found[0][0].score
+
+
+@pytest.mark.parametrize("kind", [BM25Index, LuceneIndex])
+@pytest.mark.parametrize(("indexed", "asked"), [("NFC", "NFD"), ("NFD", "NFC")])
+def test_both_ways_of_writing_an_accent_are_found(kind: Any, indexed: Any, asked: Any) -> None:
+    texts = ("Beyoncé sang.", "Bo came.", "A café.")
+    passages = [Passage(id=text, text=unicodedata.normalize(indexed, text)) for text in texts]
+    found = kind.build(passages).search([unicodedata.normalize(asked, text) for text in ("Beyoncé", "café")], 3)
+    assert [[passage.id for passage in each] for each in found] == [["Beyoncé sang."], ["A café."]]
+
+
+def test_indexing_says_how_many_passages_are_in_scripts_without_spaces(tmp_path: Path, capsys: Any) -> None:
+    texts = ("北京是中华人民共和国的首都。", "東京は日本の首都です。", "Beyoncé Москва 서울은", "Café 北京")
+    (tmp_path / "c.jsonl").write_text("".join(f'{{"id": "{text}", "text": "{text}"}}\n' for text in texts))
+    for kind in ("bm25", "lucene"):
+        assert build_index(kind, tmp_path / "c.jsonl", tmp_path / kind, lambda _: None) == 4
+        assert "2 of 4 passages are in scripts without spaces" in " ".join(capsys.readouterr().err.split())
 
 
 def test_equal_scores_are_in_corpus_order() -> None:
