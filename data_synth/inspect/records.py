@@ -10,6 +10,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from rag_train.errors import UserError
+from rag_train.questions.formats import FORMATS
 from rag_train.questions.load import load_questions
 from rag_train.resumable import Rejected
 from rag_train.schema import PreferencePair, Question, Record, SFTRecord, Trajectory
@@ -53,11 +54,16 @@ def read_record_file(path: Path) -> RecordFile:
     records, invalid = {}, []
     for number, line in lines:
         try:
-            records[number] = record_type.model_validate_json(line)
+            if record_type is Question:
+                records[number] = FORMATS["plain"].read(json.loads(line))
+            else:
+                records[number] = record_type.model_validate_json(line)
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(map(str, first["loc"]))
             invalid.append(InvalidLine(number, f"{field}: {first['msg']}" if field else first["msg"]))
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            invalid.append(InvalidLine(number, str(error)))
     return RecordFile(path, record_type, records, invalid)
 
 

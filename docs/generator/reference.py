@@ -250,10 +250,14 @@ def formats_page() -> str:
         "A run that was killed continues when the same command is given again, and ends with the same bytes as a "
         "run that was never killed.",
         "## Question files",
-        "`--questions` and the `questions:` key read released files as they are. The kind is recognised from the "
-        "fields of the first row; `KIND:FILE` names it. `hub:NAME,SPLIT` reads a dataset of the Hugging Face Hub. "
-        "Rows in FlashRAG's shape (`golden_answers`) are read under every kind, and scored as that dataset. "
-        "Files of any other shape need `--columns`, see [Use your own data](../howto/own-data.md).",
+        "`--questions` and the `questions:` key read released files as they are: a JSON list, JSON objects one "
+        "after the other (JSON Lines), CSV and TSV with a header, and Parquet, also compressed: gzip, Zstandard "
+        "or bzip2, whatever the file's name. The kind is recognised from the fields of the first row; `KIND:FILE` "
+        "names it. `hub:NAME,SPLIT` reads a dataset of the Hugging Face Hub. Several datasets share the shapes of "
+        "FlashRAG and Search-R1 (`golden_answers`), KILT, DPR, FiD and of plain files: their answers are compared "
+        "as in the dataset that the kind, the row (`data_source`, `dataset`), the file or its folder names. In a "
+        "cell, a list is written as JSON or as Python prints it. Files of any other shape need `--columns`, see "
+        "[Use your own data](../howto/own-data.md).",
         table(["kind", "recognised by the fields"], kinds(), "ll"),
         "## Corpus files",
         paragraphs(corpus_help()),

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rag_train.eval.matrix.cell import Cell
     from rag_train.eval.matrix.estimate import CellEstimate
     from rag_train.llm.engines import EngineConfig
+    from rag_train.schema import Question
     from rag_train.table import Table
 
 T = TypeVar("T")
@@ -201,8 +202,13 @@ def score(
     from rag_train.eval.matrix.store import write_cell, write_matrix
     from rag_train.questions.load import open_questions, parse_columns
 
-    dataset, asked = open_questions(questions, parse_columns(columns) if columns else None, unanswerable)
-    answers = load_predictions(predictions, asked, name)
+    everything: list[Question] = []
+    mapping = parse_columns(columns) if columns else None
+    dataset, asked = open_questions(questions, mapping, unanswerable, everything)
+    ids = {question.id for question in asked}
+    left_out = {question.id for question in everything if question.id not in ids}
+    loaded = load_predictions(predictions, everything, name)
+    answers = [answer for answer in loaded if answer.question_id not in left_out]
     cell = write_cell(output, CellName(name, "predictions", dataset, "", 0), asked, answers, {"predictions": name})
     write_matrix(output, [cell])
     _print_cells([cell], as_json)

@@ -59,6 +59,7 @@ def each_question(
     kind: str | None = None,
     columns: Mapping[str, str] | None = None,
     unanswerable: Unanswerable | None = None,
+    everything: list[Question] | None = None,
 ) -> Iterator[Question]:
     """Yield the questions of a set, and say at the end how many have no answer.
 
@@ -70,6 +71,7 @@ def each_question(
             that several datasets share, such as FlashRAG's; the kind then says how answers are compared.
         columns: for a file in another format, its columns (see `by_columns`).
         unanswerable: what becomes of the questions that the dataset marks as unanswerable; None refuses them.
+        everything: gets all questions, also those that are left out.
 
     Raises:
         UserError: if the file cannot be read or is empty, the format is unknown, a field is missing or malformed, a
@@ -107,6 +109,8 @@ def each_question(
                 "remove one of the two rows"
             )
         first_seen[question.id] = where
+        if everything is not None:
+            everything.append(question)
         if question.metadata.get("scoring") == UNANSWERABLE:
             if unanswerable is None:
                 raise UserError(
@@ -127,9 +131,12 @@ def each_question(
 
 
 def open_questions(
-    spec: str, columns: Mapping[str, str] | None = None, unanswerable: str | None = None
+    spec: str,
+    columns: Mapping[str, str] | None = None,
+    unanswerable: str | None = None,
+    everything: list[Question] | None = None,
 ) -> tuple[str, list[Question]]:
-    """Load the questions of ``[NAME=][KIND:]PLACE`` and return them with their name.
+    """Load the questions of ``[NAME=][KIND:]PLACE`` as `each_question` does, and return them with their name.
 
     The name defaults to the kind (a key of `FORMATS`) or else to the stem of the place.
 
@@ -142,7 +149,8 @@ def open_questions(
     if not colon or kind not in FORMATS:
         kind, place = "", rest
     name = name or kind or Path(place.removeprefix(HUB).split(",")[0]).name.partition(".")[0]
-    return name, load_questions(place, kind or None, columns, cast(Unanswerable | None, unanswerable))
+    choice = cast(Unanswerable | None, unanswerable)
+    return name, list(each_question(place, kind or None, columns, choice, everything))
 
 
 def parse_columns(text: str) -> dict[str, str]:

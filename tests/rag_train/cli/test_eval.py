@@ -17,6 +17,7 @@ from support.paths import MODEL
 from rag_train.cli.app import main
 from rag_train.cli.eval import named_places
 from rag_train.errors import UserError
+from rag_train.eval.matrix.cell import load_matrix
 from rag_train.eval.matrix.estimate import bound
 from rag_train.eval.miniworld.answers import Request
 from rag_train.eval.papers.measured import Measurements
@@ -154,7 +155,7 @@ def test_rejects_mistakes_before_writing(tmp_path: Path, monkeypatch: pytest.Mon
             ["--model", MINI, *index, "--questions", str(wrong)],
             "wrong.jsonl, line 1: no known format has the fields",
         ),
-        (["--model", MINI, *index, "--questions", f"nq:{asked}"], "q.jsonl, line 1: no field 'answer'"),
+        (["--model", MINI, *index, "--questions", f"nq:{wrong}"], "wrong.jsonl, line 1: no field 'question'"),
         (["--model", MINI, *index, *base, "--columns", "question=q"], "--columns question=q: answers is missing"),
         (["--model", MINI, *index, *base, "--adapter", embeddings], "made for a vocabulary of 7 tokens, but model"),
         (["--model", head, *index, *base], "h: made for a vocabulary of 7 tokens, but model"),
@@ -208,6 +209,29 @@ def test_results_go_to_standard_output(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert call(monkeypatch, "compare", str(tmp_path / "m")) == 0
     said = capsys.readouterr()
     assert "Compared with first" in said.out and not said.err
+
+
+def test_unanswerable_questions_are_left_out_or_scored_by_choice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
+) -> None:
+    asked, predictions = tmp_path / "q.json", tmp_path / "p.json"
+    paragraph = {"context": "Ann is a poet.", "qas": [{"id": "a", "question": "?", "answers": [{"text": "Ann"}]}]}
+    paragraph["qas"].append({"id": "b", "question": "When?", "answers": [], "is_impossible": True})
+    release = {"version": "v2.0", "data": [{"title": "Ann", "paragraphs": [paragraph]}]}
+    asked.write_text(json.dumps(release, indent=1))
+    command = ["score", str(predictions), "--questions", str(asked), "--output", str(tmp_path / "m"), "--name", "x"]
+    for choice, answers, told in (
+        ([], {"a": "Ann", "b": ""}, "leave such questions out with --unanswerable skip, or score"),
+        (["--unanswerable", "all"], {"a": "Ann", "b": ""}, "--unanswerable all: unknown; give skip or abstain"),
+        (["--unanswerable", "skip"], {"a": "Ann", "b": "Bo"}, "1 unanswerable question left out"),
+        (["--unanswerable", "abstain"], {"a": "Ann", "b": ""}, "scored: a refusal to answer is right"),
+    ):
+        predictions.write_text(json.dumps(answers))
+        assert call(monkeypatch, *command, *choice) == (0 if choice and choice[1] != "all" else 2)
+        assert told in " ".join(capsys.readouterr().err.split())
+        if choice and choice[1] != "all":
+            [cell] = load_matrix(tmp_path / "m").cells
+            assert (cell.summary.questions, cell.summary.em.mean) == (1 + ("abstain" in choice), 1)
 
 
 @pytest.fixture
