@@ -5,7 +5,7 @@ export TOKENIZERS_PARALLELISM := false
 # Compiling the tests takes longer than most of them: Python keeps the compiled files, also where it is told not to.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-seeds atlas-seeds real strategies teacher-data mini-model fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-rollouts bench-resume bench-outage bench-training bench-real bench-hostile bench-memory bench-attention bench-gpu bench-retrieval retrievers attack audit lock docs clean bench-scale first-hour first-lines tutorial notebook
+.PHONY: help demo demo-seeds atlas-seeds real strategies teacher-data mini-model fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-rollouts bench-resume bench-outage bench-training bench-real bench-hostile bench-memory bench-attention bench-gpu bench-retrieval retrievers attack audit lock docs clean bench-scale
 
 help:
 	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
@@ -36,10 +36,6 @@ help:
 	@echo "make bench-rollouts  Stage III's rollouts compared with one batch, and the shares of a step"
 	@echo "make bench-training  calibration and imitation on trees compared with TRL's trainers"
 	@echo "make bench-real      training and generation on a real model, compared with TRL and vLLM's own benchmark"
-	@echo "make notebook        the notebook of the documentation, run anew"
-	@echo "make tutorial        the tutorial's commands, whose outputs its page shows"
-	@echo "make first-hour      the commands of a newcomer's first hour, timed, in an empty folder"
-	@echo "make first-lines     the time until every command prints its first line and progress bar"
 	@echo "make retrievers DATA=DIR       recall and speed of every retriever on real questions"
 	@echo "make bench-retrieval DATA=DIR MODEL=DIR  retrieval at millions of passages compared with other tools"
 
@@ -142,15 +138,6 @@ bench-training: .venv/.ready
 bench-real: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.real_model
 
-tutorial: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.tutorial
-
-first-hour: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.first_hour
-
-first-lines: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.first_lines
-
 retrievers: .venv/.ready
 	test -d runs/reranker || $(BIN)/python -m rag_train.eval.benchmarks.train_reranker --data $(DATA)
 	$(BIN)/python -m rag_train.eval.benchmarks.retrievers --data $(DATA) --reranker runs/reranker
@@ -171,11 +158,7 @@ bench-gpu: .venv/.ready
 bench-retrieval: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks.retrieval --data $(DATA) --model $(MODEL)
 
-notebook: .venv/.ready
-	$(BIN)/python docs/run_notebook.py
-
 docs: .venv/.ready
-	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --config-file docs/mkdocs.yml
 	$(BIN)/python docs/check_site.py build/docs
 

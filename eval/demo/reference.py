@@ -1,7 +1,7 @@
 """The claims of the mini world's demo over the reference seeds, whose results are in the documentation.
 
 A newcomer's demo is one seed, and one seed cannot decide a claim. ``reference.yaml`` has each claim's effect in
-every reference seed: ``docs/generate.py`` writes it from the results file when all test seeds have been run.
+every reference seed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Summaries of runs: one `RunSummary` per strategy, training stage and seed, and their pooling across seeds.
 
-All tables and plots are made from summaries; `docs/results/*.json` contains summaries.
+All tables and plots are made from summaries.
 """
 
 from __future__ import annotations

@@ -8,3 +8,5 @@ DATA = ROOT.parent / "shared" / "data"
 LAUNCH = ROOT / "launch"
 MODEL = ROOT / "rag_train/miniworld/checkpoint/controller"
 """The controller that the package ships: the mini model after the demo's cold start."""
+DEMO = Path(__file__).with_name("demo.json")
+"""Results of the demo in the mini world, seed 0, with one example and short curves."""

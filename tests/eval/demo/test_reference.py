@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from support.paths import ROOT
+from support.paths import DEMO
 
 from rag_train.eval.demo.claims import CLAIMS, MINI_WORLD_CLAIMS
 from rag_train.eval.demo.reference import Placed, effects, reference, verdicts, verdicts_so_far
 from rag_train.eval.metrics.intervals import effect_across_seeds
-from rag_train.eval.metrics.summary import RunSummary
 from rag_train.eval.pages.results import load_results, write_report
 
-RESULTS = ROOT / "docs/results"
 UNDECIDED = "cannot be told apart"
 
 
-def runs_of(name: str) -> list[RunSummary]:
-    seeds = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["seeds"].values()
-    return [RunSummary.model_validate(run) for seed in seeds for run in seed["runs"]]
-
-
 def test_every_claim_has_an_effect_in_every_seed():
-    runs = runs_of("demo_first")
+    runs = load_results(DEMO).runs
     found = effects(runs)
     assert verdicts_so_far(runs) == dict.fromkeys(MINI_WORLD_CLAIMS, "open")  # of one seed
-    assert found.keys() == MINI_WORLD_CLAIMS.keys() and {len(values) for values in found.values()} == {1}
-    assert reference() == {} or reference().keys() == MINI_WORLD_CLAIMS.keys()
-
-
-def test_a_training_that_harms_reading_is_not_a_success():
-    """The failed first design: its Stage II read so badly that "no less accurate than retrieve-only" would hold."""
-    found = effects(runs_of("demo_first"))
-    of_paper = [found[text][0] + CLAIMS[text].margin for text in CLAIMS]
-    assert min(of_paper) > 0
-    assert [found[text][0] < -0.02 for text in MINI_WORLD_CLAIMS if text not in CLAIMS] == [True, True]
+    assert found.keys() == reference().keys() == MINI_WORLD_CLAIMS.keys()
+    assert {len(values) for values in found.values()} == {1}
 
 
 def test_a_claim_is_decided_over_seeds_and_among_all_claims():
-    """H2: the seed is the unit. With Holm's correction, each claim of a family must be shown more clearly."""
+    """The seed is the unit. With Holm's correction, each claim of a family must be shown more clearly."""
     clear, contrary, uncertain = [0.50, 0.52, 0.51], [-0.50, -0.52, -0.51], [-1.0, 0.0, 2.0]
     texts = list(MINI_WORLD_CLAIMS)
     rest = [uncertain] * 4
@@ -63,10 +47,7 @@ def test_a_run_is_placed_among_the_reference_seeds(here: float, outside: bool):
 
 
 def test_page_of_one_seed_has_the_verdicts_of_the_reference_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    data = load_results(RESULTS / "atlas_dev.json")
-    runs = runs_of("demo_first")
-    of_claims = [data.claims[0].model_copy(update={"text": text}) for text in MINI_WORLD_CLAIMS]
-    one = data.model_copy(update={"runs": runs, "in_mini_world": True, "claims": of_claims})
+    one = load_results(DEMO)
     seeds = [[0.20, 0.21, 0.19], [0.1, 0.11, 0.1], *[[-1.0, 0.0, 2.0]] * 3, [-0.2, -0.21, -0.2], [0.0, 0.1, -0.3]]
     found = dict(zip(MINI_WORLD_CLAIMS, seeds, strict=True))
     monkeypatch.setattr("rag_train.eval.demo.reference.reference", lambda: found)
@@ -80,14 +61,14 @@ def test_page_of_one_seed_has_the_verdicts_of_the_reference_seeds(tmp_path: Path
 
 
 def test_the_demo_in_the_documentation_is_placed_among_the_reference_seeds():
-    demo = load_results(RESULTS / "demo.json")
+    demo = load_results(DEMO)
     found = demo.placed()
     assert demo.in_mini_world and found.keys() == MINI_WORLD_CLAIMS.keys()
     assert not any(claim.outside for claim in found.values())
 
 
 def test_claims_in_the_atlas_are_not_compared_with_the_mini_world(tmp_path: Path):
-    data = load_results(RESULTS / "atlas_dev.json")
+    data = load_results(DEMO).model_copy(update={"in_mini_world": False})
     write_report(tmp_path / "atlas.html", data)
     page = (tmp_path / "atlas.html").read_text(encoding="utf-8")
     assert data.claims[0].evidence in page

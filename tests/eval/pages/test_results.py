@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from support.browser import chromium
-from support.paths import ROOT
+from support.paths import DEMO
 from support.trajectories import COT, EVIL, QUESTIONS, RUN
 
 from rag_train.eval.matrix.tables import decision_table, main_table
@@ -55,8 +55,7 @@ def test_page_escapes_every_text(tmp_path: Path):
 
 @pytest.mark.browser
 def test_first_screen_has_three_numbers_and_the_plot(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory):
-    """U12: the plot was below the fold, its labels far from their points, and accuracy repeated EM."""
-    data = load_results(ROOT / "docs/results/demo.json")
+    data = load_results(DEMO)
     runs = pool(data.runs)
     assert [number for number, _ in headlines(runs, data.claims, data.placed())] == ["40.7%", "1.21", "5 of 7"]
     assert main_table(runs).columns[:4] == ["Strategy", "EM", "F1", "Retrievals"]
