@@ -5,39 +5,18 @@ export TOKENIZERS_PARALLELISM := false
 # Compiling the tests takes longer than most of them: Python keeps the compiled files, also where it is told not to.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-seeds atlas-seeds real strategies teacher-data mini-model fuzz check fast test test-release lint bench bench-runtime bench-synthesis bench-rollouts bench-resume bench-outage bench-training bench-real bench-hostile bench-memory bench-attention bench-gpu bench-retrieval retrievers attack audit lock docs clean bench-scale
+.PHONY: help demo real check fast test test-release lint bench audit lock docs clean
 
 help:
 	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
-	@echo "make demo-seeds      the mini world's demo on the test seeds of its protocol (hours); SEEDS=20 runs one"
-	@echo "make atlas-seeds     the demo on a real model and real facts, on the test seeds of its protocol (hours)"
-	@echo "make real            every strategy on a real model and real facts (DATA=DIR: on released question files; SEEDS=30: one seed)"
-	@echo "make strategies      every strategy on the mini world, over a mini model that was taught all formats"
-	@echo "make teacher-data    what a teacher's data is worth: students compared with their teacher"
-	@echo "make mini-model      what the mini model recalls, reads and understands before any method trains it"
-	@echo "make fuzz            100,000 malformed teacher answers, given to every parser and factory"
-	@echo "make attack          attacks on builds, strangers' files and the services: minutes, loopback only"
+	@echo "make real            every strategy on a real model and real facts (hours; SEEDS=30: one seed)"
 	@echo "make audit           known vulnerabilities of the locked packages (asks a public service)"
 	@echo "make lock            requirements.lock from the packages in .venv"
 	@echo "make check           lint, types and the fast tests (about a minute)"
 	@echo "make test            lint, types and tests"
 	@echo "make test-release    the longest tests: more processes, more engines, whole how-tos"
 	@echo "make docs            the documentation in build/docs, with its links checked"
-	@echo "make bench           tree search: all questions in flight compared with one at a time"
-	@echo "make bench-runtime   every strategy compared with one batch, and with one question at a time"
-	@echo "make bench-synthesis DeepRAG's synthesis compared with one batch of the same prompts"
-	@echo "make bench-resume    DeepRAG's synthesis killed 20 times: the files stay the same"
-	@echo "make bench-scale     100,000 training examples and a run of 1,000,000 items: memory, time, disk, kills"
-	@echo "make bench-outage    an evaluation whose services are killed and answer nonsense: the answers stay the same"
-	@echo "make bench-hostile   most calls and retrievals of every strategy against hostile models"
-	@echo "make bench-memory    the memory estimate of training compared with measured peaks, and that of 5,000 rows"
-	@echo "make bench-attention the choices of attention over trees compared at the width of a 7B model"
-	@echo "make bench-gpu       trainings of 7B and 1.5B models on a GPU, compared with the plans of --dry-run"
-	@echo "make bench-rollouts  Stage III's rollouts compared with one batch, and the shares of a step"
-	@echo "make bench-training  calibration and imitation on trees compared with TRL's trainers"
-	@echo "make bench-real      training and generation on a real model, compared with TRL and vLLM's own benchmark"
-	@echo "make retrievers DATA=DIR       recall and speed of every retriever on real questions"
-	@echo "make bench-retrieval DATA=DIR MODEL=DIR  retrieval at millions of passages compared with other tools"
+	@echo "make bench           the benchmarks; NAME=training runs one, ARGS='--help' shows its options"
 
 # uv does not read pip's settings: where pip has indexes of its own, uv is given them.
 UV = VIRTUAL_ENV=.venv UV_SYSTEM_CERTS=true $(BIN)/uv pip
@@ -61,29 +40,8 @@ pip = $(shell $(PYTHON) -m pip config get global.$(1) 2>/dev/null)
 demo: .venv/.ready
 	$(BIN)/rag-train demo
 
-demo-seeds: .venv/.ready
-	$(BIN)/python -m rag_train.eval.demo.miniworld_seeds $(if $(SEEDS),--seeds $(SEEDS))
-
-atlas-seeds: .venv/.ready
-	$(BIN)/python -m rag_train.eval.demo.atlas_seeds
-
 real: .venv/.ready
-	$(BIN)/python -m rag_train.eval.real $(if $(DATA),--data $(DATA)) $(if $(SEEDS),--seeds $(SEEDS))
-
-strategies: .venv/.ready
-	$(BIN)/python -m rag_train.eval.miniworld strategies
-
-teacher-data: .venv/.ready
-	$(BIN)/python -m rag_train.eval.miniworld teacher-data
-
-mini-model: .venv/.ready
-	$(BIN)/python -m rag_train.eval.miniworld quality
-
-fuzz: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.fuzz
-
-attack: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.attack
+	$(BIN)/rag-train demo --recipe recipes/real.yaml --work runs/real --seeds $(or $(SEEDS),30,31,32)
 
 audit: .venv/.ready
 	$(BIN)/uv tool run pip-audit --requirement requirements.lock --no-deps --disable-pip
@@ -112,51 +70,7 @@ test-release: .venv/.ready
 	$(PYTEST) --durations 10 -m release
 
 bench: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.search
-
-bench-runtime: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.runtime
-
-bench-synthesis: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.synthesis
-
-bench-rollouts: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.rollouts
-
-bench-resume: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.resume
-
-bench-scale: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.scale
-
-bench-outage: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.outage
-
-bench-training: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.training
-
-bench-real: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.real_model
-
-retrievers: .venv/.ready
-	test -d runs/reranker || $(BIN)/python -m rag_train.eval.benchmarks.train_reranker --data $(DATA)
-	$(BIN)/python -m rag_train.eval.benchmarks.retrievers --data $(DATA) --reranker runs/reranker
-
-bench-hostile: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.hostile
-
-bench-memory: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.memory
-	$(BIN)/python -m rag_train.eval.benchmarks.long_training
-
-bench-attention: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.attention
-
-bench-gpu: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.gpu
-
-bench-retrieval: .venv/.ready
-	$(BIN)/python -m rag_train.eval.benchmarks.retrieval --data $(DATA) --model $(MODEL)
+	$(BIN)/python -m rag_train.eval.benchmarks$(if $(NAME),.$(NAME)) $(ARGS)
 
 docs: .venv/.ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --config-file docs/mkdocs.yml

@@ -29,13 +29,11 @@ def code_version() -> str:
 
 
 def changed_files(folder: Path) -> list[str]:
-    """Return the tracked files of a git checkout that have changed since its last commit, without results.
+    """Return the tracked files of a git checkout that have changed since its last commit.
 
-    ``folder`` is in the checkout. Results and the log of runs are written by the runs themselves.
-    Raises CalledProcessError or OSError if there is no checkout or no git.
+    ``folder`` is in the checkout. Raises CalledProcessError or OSError if there is no checkout or no git.
     """
-    results = (":(top,exclude)docs/results", ":(top,exclude)eval/papers/runs.jsonl")
-    found = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":(top)", *results)
+    found = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":(top)")
     return [line[3:] for line in found.splitlines()]
 
 

@@ -1,7 +1,7 @@
-"""Attacks on what may be killed or is not to be trusted: builds, strangers' files, services (make attack).
+"""Attacks on killed builds, strangers' files and services (make bench NAME=attack).
 
-Everything happens in a temporary directory and on the loopback interface. What the attacks did is written to
-``docs/results/attack.json``; nothing but refusals and harmless outcomes is expected there.
+Everything happens in a temporary directory and on the loopback interface. Nothing but refusals and harmless
+outcomes is expected. Writes attack.json and attack.md.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from typing import Any
 from unittest.mock import patch
 
 from rag_train.errors import UserError
-from rag_train.eval.benchmarks.common import benchmark_parser
+from rag_train.eval.benchmarks.harness import benchmark_parser, save
 from rag_train.files import sha256
 from rag_train.progress import console
-from rag_train.provenance import save_result
 from rag_train.schema import Passage
+from rag_train.table import Table
 
 PASSAGES = 32_000
 """Passages of the retrieval service."""
@@ -448,25 +448,33 @@ PARTS = ("kills", "files", "requests")
 def main() -> None:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--cases", type=int, default=300, help="corrupted files of each kind")
-    parser.add_argument(
-        "--part",
-        choices=PARTS,
-        help="measure this part alone, and keep the others of the file",
-    )
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="parts to measure (default: all)")
     options = parser.parse_args()
-    file = options.output / "attack.json"
-    result: dict[str, Any] = {"passages": PASSAGES}
-    if options.part:
-        result |= {part: json.loads(file.read_text())[part] for part in PARTS}
     measures: dict[str, Callable[[Path], Iterable[dict[str, Any]]]] = {
         "kills": killed_indexes,
         "files": partial(strangers_files, options.cases),
         "requests": retrieval_service,
     }
-    for part in [options.part] if options.part else PARTS:
+    result: dict[str, list[dict[str, Any]]] = {}
+    for part in options.parts:
         with tempfile.TemporaryDirectory() as scratch:
             result[part] = list(measures[part](Path(scratch)))
-    save_result(file, result)
+    table = Table(
+        title="Attacks",
+        caption=f"What happened; the retrieval service has {PASSAGES:,} passages.",
+        columns=["Attack", "Cases", "What happened", "An ordinary client's longest wait, ms"],
+        rows=[
+            [
+                each["attack"],
+                f"{each['cases']:,}",
+                "; ".join(f"{count:,} × {outcome}" for outcome, count in each["outcomes"].items()),
+                str(each.get("longest_wait_ms", "")),
+            ]
+            for rows in result.values()
+            for each in rows
+        ],
+    )
+    save(options.output, "attack", result, table)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""Fuzzing of every parser and factory with malformed teacher output (make fuzz).
+"""Fuzzing of every parser and factory with malformed teacher output (make bench NAME=fuzz).
 
 For any text, a parser must return a value of its type or None, a plan must be valid or rejected by a PlanError with
-a reason, a factory's outcome must be writable as JSON, and no code may be executed, opened or imported. Prints the
-counts by reason; exits with 1 if any code was executed.
+a reason, a factory's outcome must be writable as JSON, and no code may be executed, opened or imported. Counts by
+reason; exits with 1 if any code was executed. Writes fuzz.json and fuzz.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import copy
 import importlib
@@ -25,14 +24,16 @@ from rag_train import formats
 from rag_train.data_synth import compound
 from rag_train.data_synth.modules import dualrag, hanrag, planrag
 from rag_train.data_synth.modules.recipes import DualRAGRecipe, HANRAGRecipe, PlanRAGRecipe
+from rag_train.eval.benchmarks.harness import benchmark_parser, save
 from rag_train.formats.planrag import PLAN, PlanError, parse_plan, problems, to_tuples
 from rag_train.formats.tasks import Task
 from rag_train.llm.base import Completion, Sampling, Usage
-from rag_train.progress import console, progress
+from rag_train.progress import progress
 from rag_train.resumable import Outcome
 from rag_train.schema import GoldStep, Passage, Question
 from rag_train.strategies import baselines
 from rag_train.strategies.base import Kit
+from rag_train.table import Table
 
 EXECUTING = ("exec", "import", "open", "os.system", "os.exec", "os.spawn", "os.posix_spawn", "subprocess.Popen")
 """Audit events (PEP 578) of executed code and of its typical first actions."""
@@ -247,15 +248,22 @@ def _plan(text: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--cases", type=int, default=100_000, help="malformed texts")
     parser.add_argument("--seed", type=int, default=0, help="seed of the texts")
     options = parser.parse_args()
     with progress("malformed answers", options.cases) as advance:
         seen = asyncio.run(fuzz(options.cases, options.seed, advance))
-    for name, reasons in seen.items():
-        listed = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
-        console.print(f"{name}: {listed or 'nothing'}", markup=False)
+    table = Table(
+        title="Malformed teacher answers",
+        caption=f"What parsers and factories made of {options.cases:,} malformed texts.",
+        columns=["Given to", "Counted"],
+        rows=[
+            [name, ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common()) or "nothing"]
+            for name, reasons in seen.items()
+        ],
+    )
+    save(options.output, "fuzz", {"cases": options.cases, "seed": options.seed, "counts": seen}, table)
     sys.exit(1 if seen["executed"] else 0)
 
 

@@ -1,26 +1,29 @@
-"""What trainings take on a GPU, compared with the plans of --dry-run (make bench-gpu).
+"""Trainings of 7B and 1.5B models on a GPU, against the plans of --dry-run (make bench NAME=gpu).
 
 Models of the shapes of Qwen2.5-7B and 1.5B, with random weights, are trained in both stages: with adapters, 4-bit
 weights or all parameters, on trees or pairs, and with each choice of attention. Each training has a process of its
 own and runs for two epochs; the second is measured, when all kernels are compiled. Peak memory and time are
 compared with the plan's estimates, and the plan's operations with the device's peak. A training that fails is
-recorded with its error. Writes bench_gpu.json after each training.
+recorded with its error. Writes gpu.json and gpu.md after each training.
 """
 
 from __future__ import annotations
 
 import tempfile
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rag_train.errors import UserError
-from rag_train.eval.benchmarks.common import CONTROLLER, benchmark_parser, exit_on_user_error, random_model
-from rag_train.eval.benchmarks.training import in_new_process, shaped
+from rag_train.eval.benchmarks.harness import CONTROLLER, benchmark_parser, exit_on_user_error, random_model, save
+from rag_train.eval.benchmarks.training import in_new_process, shaped, trajectories
 from rag_train.model_presets import PRESETS
 from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
 
 if TYPE_CHECKING:
+    from rag_train.table import Table
     from rag_train.training.plan import Plan
 
 EXAMPLES, TRAJECTORIES = 200, 12
@@ -50,7 +53,7 @@ def main() -> None:
 
 
 def benchmark(output: Path) -> None:
-    """Measure all trainings, and write bench_gpu.json after each.
+    """Measure all trainings, and write the results after each.
 
     Raises UserError if there is no GPU.
     """
@@ -58,9 +61,6 @@ def benchmark(output: Path) -> None:
 
     if not torch.cuda.is_available():
         raise UserError("no GPU was found; this benchmark measures trainings on a GPU: run it where there is one")
-
-    from rag_train.progress import console
-    from rag_train.provenance import save_result
 
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
@@ -74,14 +74,40 @@ def benchmark(output: Path) -> None:
                 found[training] = in_new_process(measure, recipe(work / model, data, keys))
             except Exception as error:  # the other trainings are still worth measuring
                 found[training] = {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"}
-            console.print(f"{training}: {found[training]}", markup=False)
-            device = torch.cuda.get_device_name()
-            save_result(output / "bench_gpu.json", {"device": device, "trainings": found})
+            save(output, "gpu", {"device": torch.cuda.get_device_name(), "trainings": found}, table(found))
+
+
+def table(found: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Return what was measured beside what was planned."""
+    from rag_train.table import NOTHING, Table
+
+    def cells(run: Mapping[str, Any]) -> list[str]:
+        if "error" in run:
+            return [run["error"], *[NOTHING] * 5]
+        share = NOTHING if run["share"] is None else f"{run['share']:.0%}"
+        measured, planned = (run[key] and run[key] / 2**30 for key in ("memory", "planned_memory"))
+        return [
+            f"{run['seconds']:.2f}",
+            f"{run['tokens_per_second']:,.0f}",
+            share,
+            f"{measured:.1f}" if measured else NOTHING,
+            f"{planned:.1f}",
+            f"{planned / measured - 1:+.0%}" if measured else NOTHING,
+        ]
+
+    return Table(
+        title="Training on a GPU",
+        caption="The second epoch of each training, and the plan of --dry-run. Memory is what PyTorch reserved.",
+        columns=[
+            *("Training", "Seconds a step", "Tokens a second", "Share of the peak"),
+            *("Memory, GiB", "Planned, GiB", "Planned over measured"),
+        ],
+        rows=[[name, *cells(run)] for name, run in found.items()],
+    )
 
 
 def examples(work: Path) -> dict[str, Path]:
     """Write the training data of both stages, and return their files by stage."""
-    from rag_train.eval.benchmarks.scale import trajectories
     from rag_train.files import write_records
 
     write_records(work / "sft.jsonl", trajectories(EXAMPLES))
@@ -103,6 +129,23 @@ def recipe(model: Path, data: dict[str, Path], keys: dict[str, Any]) -> TrainRec
     )
 
 
+def clock_of_steps() -> Any:
+    """Return a callback whose ``ticks`` are the times at which optimizer steps end."""
+    import torch
+    from transformers import TrainerCallback
+
+    class Clock(TrainerCallback):
+        def __init__(self) -> None:
+            self.ticks: list[float] = []
+
+        def on_step_end(self, args, state, control, **kwargs):
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            self.ticks.append(time.perf_counter())
+
+    return Clock()
+
+
 def measure(recipe: TrainRecipe) -> dict[str, float | None]:
     """Train for two epochs without saving, and return the second epoch's time, the peak memory, and the plan's.
 
@@ -112,14 +155,13 @@ def measure(recipe: TrainRecipe) -> dict[str, float | None]:
     """
     import torch
 
-    from rag_train.eval.benchmarks.utilisation import Clock
     from rag_train.training.plan import plan
     from rag_train.training.run import build_trainer, load_data, prepare_libraries
 
     prepare_libraries()
     tokenizer, rows, report = load_data(recipe)
     planned = plan(recipe, rows, report)
-    trainer, clock = build_trainer(planned.recipe, rows, tokenizer, Path(recipe.output_dir)), Clock()
+    trainer, clock = build_trainer(planned.recipe, rows, tokenizer, Path(recipe.output_dir)), clock_of_steps()
     trainer.args.save_strategy = "no"
     trainer.add_callback(clock)
     trainer.train()

@@ -1,9 +1,9 @@
-"""The memory estimate of training, compared with measured peaks (make bench-memory).
+"""The memory estimate of training, against measured peaks (make bench NAME=memory).
 
 Ten shapes: wide and deep models, large vocabularies, padded batches, packed rows, pairs and trees, adapters, bf16
 and recomputed activations. Each is trained in a new process, after a run on one example that imports the libraries.
 The peak above that (resident memory, without swap) is compared with the estimate without its part for libraries.
-Linux, on the CPU. Writes bench_memory.json.
+Linux, on the CPU. Writes memory.json and memory.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rag_train.eval.benchmarks.common import CONTROLLER, benchmark_parser, random_model
+from rag_train.eval.benchmarks.harness import CONTROLLER, benchmark_parser, random_model, save
 from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
 
 EXAMPLES = 16
@@ -47,7 +47,7 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 MEASURE = """
 import gc
 import sys
-from rag_train.eval.benchmarks.common import process_memory
+from rag_train.eval.benchmarks.harness import process_memory
 from rag_train.recipe import load_recipe
 from rag_train.training.recipe import TrainRecipe
 from rag_train.training.run import train
@@ -63,11 +63,9 @@ print(process_memory("VmHWM") - before)
 def main() -> None:
     options = benchmark_parser(__doc__).parse_args()
 
-    from rag_train.eval.benchmarks.scale import trajectories
-    from rag_train.eval.benchmarks.training import shaped
+    from rag_train.eval.benchmarks.training import shaped, trajectories
     from rag_train.files import write_records
-    from rag_train.progress import console
-    from rag_train.provenance import save_result
+    from rag_train.table import Table
 
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="bench-memory-") as name:
@@ -78,9 +76,21 @@ def main() -> None:
             folder = work / str(number)
             model = random_model(folder / "model", sizes, CONTROLLER)
             rows.append({"shape": shape} | compared(model, keys, data, folder))
-            row = rows[-1]
-            console.print(f"{shape}: {row['estimate'] / 2**20:,.0f} MiB, measured {row['measured'] / 2**20:,.0f}")
-    save_result(options.output / "bench_memory.json", {"rows": rows})
+    table = Table(
+        title="Memory of a training",
+        caption="The estimate of --dry-run and the measured peak, in MiB, above a run on one example.",
+        columns=["Shape", "Estimate", "Measured", "Estimate over measured"],
+        rows=[
+            [
+                row["shape"],
+                f"{row['estimate'] / 2**20:,.0f}",
+                f"{row['measured'] / 2**20:,.0f}",
+                f"{row['estimate'] / row['measured'] - 1:+.0%}",
+            ]
+            for row in rows
+        ],
+    )
+    save(options.output, "memory", {"rows": rows}, table)
 
 
 def compared(model: Path, keys: Mapping[str, Any], data: Mapping[str, Path], folder: Path) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""An evaluation whose services are killed and answer nonsense (make bench-outage).
+"""An evaluation whose services are killed and answer nonsense (make bench NAME=outage).
 
 `rag-train eval` answers questions of the mini world with a model behind an OpenAI-compatible server and with the
 retrieval service. It runs twice: undisturbed, and while
@@ -8,7 +8,7 @@ retrieval service. It runs twice: undisturbed, and while
 - a share of the answers of both is garbled: cut off, empty, or not what was asked for;
 - the evaluation itself gets SIGKILL once, and is started again with the same command.
 
-The trajectories of both runs must be equal, byte for byte. Writes bench_outage.json.
+The trajectories of both runs must be equal, byte for byte. Writes outage.json and outage.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 
 import httpx
 
-from rag_train.eval.benchmarks.common import benchmark_parser, free_port, mini_world
+from rag_train.eval.benchmarks.harness import benchmark_parser, free_port, mini_world, save
 from rag_train.files import write_records
 
 PRELOADED = ("rag_train.llm.transformers", "rag_train.serving.retriever", "rag_train.retrieval.index.open")
@@ -45,8 +45,8 @@ STRATEGY = "deeprag"
 def main() -> None:
     from rag_train.miniworld.world import write_world
     from rag_train.progress import console
-    from rag_train.provenance import save_result
     from rag_train.retrieval.index.open import build_index
+    from rag_train.table import Table
 
     parser = benchmark_parser(__doc__)
     parser.add_argument("--questions", type=int, default=1000, help="questions to answer")
@@ -85,7 +85,22 @@ def main() -> None:
         "seconds": {"undisturbed": calm.seconds, "disturbed": disturbed.seconds},
         "answers": {"undisturbed": dict(calm.answers), "disturbed": dict(disturbed.answers)},
     }
-    save_result(options.output / "bench_outage.json", result)
+    table = Table(
+        title="Outages",
+        caption=f"{answered:,} of {result['questions']:,} questions answered; the trajectories "
+        f"{'are those of the undisturbed run, byte for byte' if same else 'DIFFER'}.",
+        columns=["Service", "Kills", "Garbled answers", "Answers, undisturbed", "Answers, disturbed"],
+        rows=[
+            [
+                name,
+                str(disturbed.kills[name]),
+                str(disturbed.answers[f"{name}: garbled"]),
+                *(f"{run.answers[f'{name}: answered']:,}" for run in (calm, disturbed)),
+            ]
+            for name in totals
+        ],
+    )
+    save(options.output, "outage", result, table)
     sys.exit(not same)
 
 

@@ -1,160 +1,373 @@
-"""Resumption of a synthesis that is killed at random moments (make bench-resume).
+"""Kills, memory and time at full count: synthesis, training data and the runner (make bench NAME=resume).
 
-A server (`vllm serve`) runs the mini model. DeepRAG's synthesis runs in a process that gets SIGKILL again and
-again, each time a random while after its first result. The files of the last run, which is not killed, must equal
-those of a run that was never killed, byte for byte. Writes bench_resume.json.
+Synthesis: DeepRAG's search (Algorithm 1) over copies of the mini world's questions. The mini model answers the
+calls of each question once; its answers are replayed for the copies, so that all except the engine is measured.
+Training data: DeepRAG trajectories over the mini world's questions, with passages drawn at random, are tokenised,
+packed, and read once in random order, as each process of a training does in an epoch. Runner: small items without
+any work, so that only the files are measured.
+
+Each is done once undisturbed, and once with SIGKILL at random moments; the files must be the same, byte for byte.
+All is done with a tenth of the items as well, which shows what grows. Memory is the peak of a process's own pages
+(RssAnon, read every 20 ms); pages of mapped files are the system's. Linux only. Writes resume.json and resume.md.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import multiprocessing
 import os
+import pickle
 import random
 import shutil
-import signal
-import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
-import httpx
+from torch.utils.data import DataLoader
+from transformers import default_data_collator
 
 from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
-from rag_train.data_synth.deeprag.run import synthesize
-from rag_train.eval.benchmarks.common import benchmark_parser, free_port, mini_world
-from rag_train.llm.engines import EngineConfig
-from rag_train.miniworld.world import write_world
-from rag_train.progress import console, progress
-from rag_train.provenance import save_result
-from rag_train.retrieval.index.open import build_index
+from rag_train.data_synth.deeprag.run import synthesize_with
+from rag_train.data_synth.inputs import read_questions
+from rag_train.eval.benchmarks.harness import benchmark_parser, mini_world, process_memory, save
+from rag_train.eval.benchmarks.training import trajectories
+from rag_train.files import CACHE_VARIABLE, sha256, write_records
+from rag_train.llm.base import LLM, Abilities, Completion, Sampling
+from rag_train.llm.checkpoint import load_tokenizer
+from rag_train.progress import console
+from rag_train.resumable import Outcome, Summary, run
+from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.retrieval.index.bm25 import BM25Index
+from rag_train.schema import Question
+from rag_train.table import Table
+from rag_train.training.data import sft_rows
+from rag_train.training.sft import packed_rows
+
+QUESTIONS = 500
+"""Distinct questions of the synthesis."""
+ROW = 4096
+"""Tokens of a packed row, and of the longest trajectory."""
+
+Work = Callable[[], dict[str, Any]]
 
 
 def main() -> None:
     parser = benchmark_parser(__doc__)
-    parser.add_argument("--kills", type=int, default=20, help="number of kills")
-    parser.add_argument("--questions", type=int, default=300, help="questions to search")
+    parser.add_argument("--examples", type=int, default=100_000, help="questions, and training examples")
+    parser.add_argument("--items", type=int, default=1_000_000, help="items of the runner")
+    parser.add_argument("--kills", type=int, default=10, help="kills of each killed run")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
-    parser.add_argument("--work", type=Path, default=Path("runs/resume"), help="working directory; deleted first")
+    parser.add_argument("--work", type=Path, default=Path("runs/scale"), help="working directory; deleted first")
     options = parser.parse_args()
-    work = options.work.resolve()
-    shutil.rmtree(work, ignore_errors=True)
-    world, model, _ = mini_world()
-    write_world(world, work / "world")
-    build_index("bm25", work / "world/corpus.jsonl", work / "index", lambda done: None)
-    with served(str(model.resolve())) as url:
-        recipe = DeepRAGRecipe(
-            stage="sft",
-            questions=[work / "world/train.jsonl"],
-            index=str(work / "index"),
-            model=str(model.resolve()),
-            output="sft.jsonl",
-            sample=options.questions,
-            instructions=False,
-            engine=EngineConfig(kind="openai", urls=[url]),
-        )
-        whole, seconds = run_undisturbed(recipe, work / "whole")
-        resumed, finished = run_killed(recipe, work / "broken", options.kills, random.Random(options.seed), seconds)
-    same = whole == resumed
-    done_at = ", ".join(map(str, finished))
-    console.print(f"killed {len(finished)} times, after {done_at} of {options.questions} questions")
-    console.print("the files are identical" if same else "the files DIFFER")
-    result = {
-        "questions": options.questions,
-        "kills": len(finished),
-        "questions_done_at_each": finished,
-        "files": sorted(whole),
-        "byte_identical": same,
-    }
-    save_result(options.output / "bench_resume.json", result)
-    sys.exit(not same)
+    shutil.rmtree(options.work, ignore_errors=True)
+    rng = random.Random(options.seed)
+    result: dict[str, Any] = {"kills": options.kills, "synthesis": [], "training": [], "runner": []}
+    options.work.mkdir(parents=True)
+    answers = options.work / "answers.pickle"
+    asyncio.run(record(answers))
+    for part in (10, 1):
+        folder = options.work / f"1-of-{part}"
+        folder.mkdir()
+        result["synthesis"].append(synthesis(options.examples // part, options.kills, rng, folder, answers))
+        console.print(result["synthesis"][-1])
+        result["training"].append(training(options.examples // part, options.kills, rng, folder))
+        console.print(result["training"][-1])
+        result["runner"].append(runner(options.items // part, options.kills, rng, folder))
+        console.print(result["runner"][-1])
+    measured = [(kind, row) for kind in ("synthesis", "training", "runner") for row in result[kind]]
+    table = Table(
+        title="Kills and scale",
+        caption=f"Undisturbed, and with up to {options.kills} kills (SIGKILL) at random moments.",
+        columns=["Work", "Items", "Seconds", "Memory, MiB", "Seconds with kills", "Kills", "The same bytes"],
+        rows=[
+            [
+                kind,
+                f"{row['items']:,}",
+                f"{row['whole']['seconds']:.1f}",
+                f"{(row['whole']['peak_bytes'] - row['whole']['start_bytes']) / 2**20:.1f}",
+                f"{row['killed']['seconds']:.1f}",
+                str(row["killed"]["kills"]),
+                "yes" if row["same_bytes"] else "NO",
+            ]
+            for kind, row in measured
+        ],
+    )
+    save(options.output, "resume", result, table)
+    sys.exit(not all(row["same_bytes"] for _, row in measured))
 
 
-@contextmanager
-def served(model: str) -> Iterator[str]:
-    """Serve ``model`` with `vllm serve` within the block, and yield the server's address."""
-    port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)]
-    command += ["--dtype", "float32", "--enforce-eager", "--block-size", "32"]
-    space = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    server = subprocess.Popen(command, env=space, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
+# -- synthesis -------------------------------------------------------------------------------------------
+
+
+class Recorded:
+    """An engine that keeps the answers of another one in ``answers``."""
+
+    def __init__(self, llm: Any, answers: dict[tuple[str, Sampling], Completion]):
+        self._llm, self._answers = llm, answers
+        self.name, self.tokenizer, self.abilities = llm.name, llm.tokenizer, llm.abilities
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        completion = await self._llm.complete(prompt, sampling)
+        self._answers[prompt, sampling] = completion
+        return completion
+
+
+class Replayed:
+    """An engine that gives recorded answers at once."""
+
+    name = "replayed"
+
+    def __init__(self, model: Path, answers: Path):
+        self.tokenizer = load_tokenizer(str(model))
+        self.abilities = Abilities()
+        self._answers: dict[tuple[str, Sampling], Completion] = pickle.loads(answers.read_bytes())
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        await asyncio.sleep(0)
+        return self._answers[prompt, sampling]
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def record(path: Path) -> None:
+    """Search `QUESTIONS` questions with the mini model, and write all answers of the engine to ``path``."""
+    from rag_train.llm.vllm import VLLMEngine
+
+    _, model, questions = mini_world()
+    answers: dict[tuple[str, Sampling], Completion] = {}
+    engine = VLLMEngine.start(str(model), dtype="float32", kv_cache_bytes=2**30)
     try:
-        while True:
-            try:
-                httpx.get(f"{url}/health", timeout=5).raise_for_status()
-                break
-            except httpx.HTTPError:
-                if server.poll() is not None:
-                    raise RuntimeError(f"vllm serve exited with code {server.returncode}") from None
-                time.sleep(0.5)
-        yield url
+        recorded: Any = Recorded(engine, answers)
+        await search(recorded, questions[:QUESTIONS], path.with_name("recorded.jsonl"))
     finally:
-        server.terminate()
-        server.wait()
+        await engine.aclose()
+    path.write_bytes(pickle.dumps(answers))
 
 
-def start(recipe: DeepRAGRecipe, folder: Path) -> BaseProcess:
-    """Start the synthesis in ``folder``, in a new process."""
+async def search(llm: LLM, questions: Sequence[Question], output: Path) -> Summary:
+    """Search ``questions`` in the mini world and write the trajectories to ``output``."""
+    world, model, _ = mini_world()
+    index = BM25Index.build(world.corpus())
+    recipe = DeepRAGRecipe(
+        stage="sft", questions=[], index="", model=str(model.resolve()), output=str(output), instructions=False
+    )
+    return await synthesize_with(recipe, llm, AsyncRetriever(index), questions, index.corpus_sha256)
+
+
+def synthesis(count: int, kills: int, rng: random.Random, folder: Path, answers: Path) -> dict[str, Any]:
+    """Search ``count`` questions with replayed answers."""
+    questions = folder / "questions.jsonl"
+    write_records(questions, copies(count))
+    searching = partial(search_file, questions.resolve(), answers.resolve())
+    whole = in_process(partial(searching, folder / "search"))
+    moments = moments_of(kills, whole["seconds"], rng)
+    killed = until_done(partial(searching, folder / "killed-search"), moments)
+    return {
+        "items": count,
+        "engine_calls": whole.pop("engine_calls"),
+        "records": whole.pop("records"),
+        "question_bytes": questions.stat().st_size,
+        "bytes": (folder / "search/sft.jsonl").stat().st_size,
+        "same_bytes": digest(folder / "search") == digest(folder / "killed-search"),
+        "whole": whole,
+        "killed": killed,
+    }
+
+
+def copies(count: int) -> Iterator[Question]:
+    """Yield the mini world's questions in turn, each with a number of its own."""
+    questions = mini_world().questions[:QUESTIONS]
+    for number in range(count):
+        question = questions[number % len(questions)]
+        yield question.model_copy(update={"id": f"{question.id}/{number}"})
+
+
+def search_file(questions: Path, answers: Path, folder: Path) -> dict[str, Any]:
+    """Search the questions of a file with replayed answers, in ``folder``, and count."""
+    model = mini_world().model.resolve()
     folder.mkdir(exist_ok=True)
-
-    def target() -> None:
-        os.chdir(folder)
-        asyncio.run(synthesize(recipe))
-
-    process = multiprocessing.get_context("fork").Process(target=target)
-    process.start()
-    return process
+    os.chdir(folder)  # the sidecar names the output
+    read = read_questions([questions], None, 0)
+    summary = asyncio.run(search(Replayed(model, answers), read, Path("sft.jsonl")))
+    return {"records": summary.records, "engine_calls": summary.counts["engine_calls"]}
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    """Return the contents of a folder's files by name."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+# -- training data ---------------------------------------------------------------------------------------
 
 
-def run_undisturbed(recipe: DeepRAGRecipe, folder: Path) -> tuple[dict[str, bytes], float]:
-    """Return the files of a run that is never killed, and the seconds from its first question to its end."""
-    process = start(recipe, folder)
-    while process.is_alive() and not (folder / "sft.jsonl.partial").exists():
-        time.sleep(0.002)
-    begun = time.monotonic()
-    process.join()
-    if process.exitcode:
-        raise RuntimeError("the undisturbed run failed")
-    return files(folder), time.monotonic() - begun
+def training(examples: int, kills: int, rng: random.Random, folder: Path) -> dict[str, Any]:
+    """Tokenise ``examples`` trajectories, pack them and read them all."""
+    model, data = mini_world().model.resolve(), folder / "sft.jsonl"
+    write_records(data, trajectories(examples))
+    tokenising = partial(tokenise, model, data, folder / "whole")
+    whole = in_process(tokenising)
+    moments = moments_of(kills, whole["seconds"], rng)
+    killed = until_done(partial(tokenise, model, data, folder / "killed"), moments)
+    epoch = in_process(partial(read_epoch, model, data, folder / "whole"))
+    return {
+        "items": examples,
+        "tokens": whole.pop("tokens"),
+        "source_bytes": data.stat().st_size,
+        "bytes": sum(file.stat().st_size for file in (folder / "whole").rglob("*.arrow")),
+        "same_bytes": digest(folder / "whole") == digest(folder / "killed"),
+        "whole": whole,
+        "killed": killed,
+        "epoch": epoch,
+    }
 
 
-def run_killed(
-    recipe: DeepRAGRecipe, folder: Path, kills: int, rng: random.Random, seconds: float
-) -> tuple[dict[str, bytes], list[int]]:
-    """Return the files of a run that is killed ``kills`` times, and the number of completed questions at each kill.
+def tokenise(model: Path, data: Path, cache: Path) -> dict[str, Any]:
+    """Write the token ids of ``data`` to ``cache``."""
+    os.environ[CACHE_VARIABLE] = str(cache)
+    _, report = sft_rows(data, load_tokenizer(str(model)), max_tokens=ROW, chat=False)
+    return {"tokens": report.tokens}
 
-    A process is killed at a random moment within a tenth of ``seconds`` after the first question it completes.
+
+def read_epoch(model: Path, data: Path, cache: Path) -> dict[str, Any]:
+    """Open the token ids, pack them, and read every row once in random order."""
+    os.environ[CACHE_VARIABLE] = str(cache)
+    start = time.perf_counter()
+    rows, _ = sft_rows(data, load_tokenizer(str(model)), max_tokens=ROW, chat=False)
+    opened = time.perf_counter()
+    packed = packed_rows(rows, ROW, 0)
+    done = time.perf_counter()
+    tokens = sum(
+        batch["input_ids"].numel() for batch in DataLoader(packed, shuffle=True, collate_fn=default_data_collator)
+    )
+    return {
+        "rows": len(packed),
+        "row_tokens": tokens,
+        "open_seconds": opened - start,
+        "pack_seconds": done - opened,
+        "read_seconds": time.perf_counter() - done,
+    }
+
+
+# -- the runner ------------------------------------------------------------------------------------------
+
+
+class Items(Sequence[Question]):
+    """Numbered questions, each made when it is read: a list of them would be most of the memory."""
+
+    def __init__(self, count: int):
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, i: int) -> Question:  # pyrefly: ignore[bad-override]
+        if not 0 <= i < self._count:
+            raise IndexError(i)
+        return Question.model_construct(id=str(i), question=f"question {i}", answers=["answer"])
+
+
+async def answer(item: Question) -> Outcome:
+    return Outcome([item], {"engine_calls": 1})
+
+
+def runner(items: int, kills: int, rng: random.Random, folder: Path) -> dict[str, Any]:
+    """Run ``items`` small items through the runner."""
+    whole = in_process(partial(process_items, items, folder / "items"))
+    moments = moments_of(kills, whole["seconds"], rng)
+    killed = until_done(partial(process_items, items, folder / "killed-items"), moments)
+    return {
+        "items": items,
+        "bytes": (folder / "items/out.jsonl").stat().st_size,
+        "same_bytes": digest(folder / "items") == digest(folder / "killed-items"),
+        "whole": whole,
+        "killed": killed,
+    }
+
+
+def process_items(items: int, folder: Path) -> dict[str, Any]:
+    summary = asyncio.run(run(Items(items), answer, folder / "out.jsonl", {}, label="items"))
+    assert summary.records == items
+    return {}
+
+
+# -- processes -------------------------------------------------------------------------------------------
+
+
+def in_process(work: Work, kill_after: float | None = None) -> dict[str, Any]:
+    """Do ``work`` in a new process, and return its result with seconds and peak memory.
+
+    The process is killed ``kill_after`` seconds after its start, unless it has finished; the result is then {}.
     """
-    partial = folder / "sft.jsonl.partial"
-    finished: list[int] = []
-    with progress("killing", kills) as advance:
-        while len(finished) < kills:
-            process = start(recipe, folder)
-            size = partial.stat().st_size if partial.exists() else 0
-            while process.is_alive() and not (partial.exists() and partial.stat().st_size > size):
-                time.sleep(0.002)
-            process.join(rng.uniform(0, seconds / 10))
-            process.kill()
-            process.join()
-            if process.exitcode == -signal.SIGKILL:
-                finished.append(partial.read_bytes().count(b"\n") - 1)
-                advance()
-            else:  # the run completed before the kill: start again from the beginning
-                shutil.rmtree(folder)
-    last = start(recipe, folder)
-    last.join()
-    if last.exitcode:
-        raise RuntimeError("the killed run could not be resumed")
-    return files(folder), finished
+    context = multiprocessing.get_context("forkserver")  # imports once, and has no threads when it forks
+    context.set_forkserver_preload(["rag_train.eval.benchmarks.resume"])
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_report, args=(theirs, work))
+    process.start()
+    theirs.close()
+    try:
+        ours.recv()
+        if ours.poll(kill_after):
+            return ours.recv()
+        process.kill()
+        return {}
+    finally:
+        process.join()
+
+
+def _report(connection: Connection, work: Work) -> None:
+    before = process_memory("RssAnon")
+    connection.send("begun")
+    with Peak() as peak:
+        start = time.perf_counter()
+        result = work()
+        seconds = time.perf_counter() - start
+    connection.send(result | {"seconds": seconds, "peak_bytes": peak.bytes, "start_bytes": before})
+
+
+class Peak:
+    """The peak memory of this process within a ``with`` block, as ``bytes``."""
+
+    def __enter__(self) -> Peak:
+        self.bytes = process_memory("RssAnon")
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.02):
+            self.bytes = max(self.bytes, process_memory("RssAnon"))
+
+
+def moments_of(kills: int, seconds: float, rng: random.Random) -> list[float]:
+    """Return how long each of the killed processes lives: random, together about as long as the undisturbed run."""
+    return [rng.uniform(0, 2 * seconds / (kills + 1)) for _ in range(kills)]
+
+
+def until_done(work: Work, moments: Sequence[float]) -> dict[str, Any]:
+    """Do ``work``, killed at each of ``moments``, then undisturbed; return the last result and all seconds."""
+    killed, start = 0, time.perf_counter()
+    for moment in moments:
+        if in_process(work, moment):
+            break
+        killed += 1
+    last = in_process(work)
+    return {"kills": killed, "seconds": time.perf_counter() - start, "peak_bytes": last["peak_bytes"]}
+
+
+def digest(folder: Path) -> str:
+    """Return a hash of the names and contents of all files in ``folder``, without locks."""
+    whole = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != "lock":
+            whole.update(f"{path.relative_to(folder)} {sha256(path)}\n".encode())
+    return whole.hexdigest()
 
 
 if __name__ == "__main__":

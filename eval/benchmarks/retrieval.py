@@ -1,16 +1,13 @@
-"""Speed and memory of retrieval at one and five million passages (make bench-retrieval DATA=DIR MODEL=DIR).
+"""Retrieval against bm25s, tantivy, FAISS and a bare process, at many passages (make bench NAME=retrieval).
 
-DIR holds corpus.jsonl and the question files of the retrievers benchmark; the passages are resampled from the
-corpus. At each size, each comparison in alternation in one run, so that the spread shows the machine's noise:
+The passages are resampled from the passages of ``--corpus``, and the queries from their titles. At each size:
 
-- BM25 with rank-bm25, each in a process of its own, for its memory; rank-bm25 at a million passages only, because
-  it takes 4 GiB for them;
-- a batch of dense searches with the bare matrix product over the same vectors;
-- the retrieval service under 64 concurrent clients with the index in process.
+- BM25, bm25s and tantivy, each in a process of its own: time and bytes of the build, peak memory, queries a second;
+- a batch of dense searches, and FAISS's flat index over the same vectors;
+- the retrieval service under 64 concurrent clients, and the index in process.
 
-Then, at the largest size, DeepRAG's search on a trained controller: how much of the time the engine
-has calls, and the time with searches compared with the time of the same search whose passages are remembered. On a
-CPU, engine and retrieval share the cores. Last, the encoder's speed. Linux. Writes bench_retrieval.json.
+The contestants search in turn. ``OMP_NUM_THREADS`` and ``NUMBA_NUM_THREADS`` set the threads. Linux. Writes
+retrieval.json and retrieval.md.
 """
 
 from __future__ import annotations
@@ -23,258 +20,269 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from itertools import cycle, islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from rag_train.errors import UserError
-from rag_train.eval.benchmarks.common import benchmark_parser, exit_on_user_error, free_port, process_memory
-from rag_train.eval.benchmarks.retrievers import DATASETS
-from rag_train.progress import console, progress, up_to
-from rag_train.provenance import save_result
-from rag_train.questions.load import load_questions
+from rag_train.eval.benchmarks.harness import (
+    Ratio,
+    benchmark_parser,
+    exit_on_user_error,
+    free_port,
+    in_turn,
+    process_memory,
+    ratio,
+    save,
+    spread,
+)
+from rag_train.progress import console
 from rag_train.retrieval.corpus import read_corpus
-from rag_train.retrieval.index.bm25 import BM25Index
-from rag_train.retrieval.index.bm25_build import build_bm25
-from rag_train.retrieval.index.dense import DenseConfig, DenseIndex
-from rag_train.retrieval.index.encoder import Encoder, EncoderConfig
-from rag_train.schema import Passage, Question
+from rag_train.schema import Passage
 
-if TYPE_CHECKING:
-    from rag_train.llm.base import Completion, Sampling
-
-ROUNDS = 3
-K = 10
-CLIENTS = 64
-ENCODED = 512
-"""Real passages that are encoded; the vectors of all passages are copies of their vectors with noise."""
-PEER_PASSAGES = 1_000_000
-"""Most passages for rank-bm25."""
+K, QUERIES, CLIENTS, DIMENSIONS = 10, 256, 64, 384
+SPARSE = ("rag-train", "bm25s", "tantivy")
+"""Contestants of sparse retrieval, the toolkit's own first."""
 
 
 def main() -> None:
     parser = benchmark_parser(__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="directory of corpus.jsonl and the question files")
-    parser.add_argument(
-        "--passages",
-        type=int,
-        nargs="+",
-        default=[1_000_000, 5_000_000],
-        help="passages to index (default: 1 and 5 million)",
-    )
-    parser.add_argument("--questions", type=int, default=40, help="questions of DeepRAG's search")
-    parser.add_argument(
-        "--model", type=Path, required=True, help="checkpoint of DeepRAG's search; rag-train demo --atlas makes one"
-    )
-    parser.add_argument("--work", type=Path, default=Path("runs/bench"), help="directory of the indexes")
-    parser.add_argument("--serve", choices=["bm25", "rank_bm25"], help=argparse.SUPPRESS)
+    parser.add_argument("--corpus", type=Path, required=True, help="passages, as `rag-train index` reads them")
+    parser.add_argument("--passages", type=int, nargs="+", default=[300_000, 1_000_000], help="sizes to measure")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds, after one to warm up")
+    parser.add_argument("--work", type=Path, default=Path("runs/bench/indexes"), help="directory of the indexes")
+    parser.add_argument("--serve", choices=SPARSE, help=argparse.SUPPRESS)
     options = parser.parse_args()
     with exit_on_user_error():
         if options.serve:
-            return _answer_commands(options)
-        results = bench(options)
-    save_result(options.output / "bench_retrieval.json", results)
+            return answer_commands(options.serve, options.corpus, options.passages[0], options.work)
+        sizes = [bench(options, passages) for passages in options.passages]
+
+    from rag_train.table import Table
+
+    rows = [[name, *cells] for size in sizes for name, cells in size["rows"]]
+    table = Table(
+        title="Retrieval",
+        caption=f"{K} passages for each query; brackets: the lowest and the highest of {options.repeats} rounds. "
+        "Times as fast: rag-train over the other.",
+        columns=[
+            "Retriever, passages",
+            "Build, s",
+            "Index, MiB",
+            "Memory, MiB",
+            "Queries a second",
+            "Times as fast",
+        ],
+        rows=rows,
+    )
+    save(options.output, "retrieval", {"sizes": [size["data"] for size in sizes]}, table)
 
 
-def bench(options: argparse.Namespace) -> dict[str, Any]:
-    """Make all comparisons and return their results."""
-    queries = _queries(options.data)
-    sizes = []
-    for passages in options.passages:
-        size = {"passages": passages, "build": _build(options, passages)}
-        size["bm25"] = _against_rank_bm25(options, passages, queries)
-        size["dense"] = _against_product(options, passages, queries)
-        size["service"] = _against_in_process(_directory(options, passages), queries)
-        for name in ("build", "bm25", "dense", "service"):
-            console.print(f"{passages:,}", name, size[name])
-        sizes.append(size)
-    synthesis = asyncio.run(_synthesis(options, max(options.passages), queries))
-    console.print("synthesis", synthesis)
-    return {"sizes": sizes, "synthesis": synthesis, "encoding": _encoding(options.data)}
+def bench(options: argparse.Namespace, passages: int) -> dict[str, Any]:
+    """Return the rows of the table for one size, and their data."""
+    queries = [passage.title for passage in resampled(options.corpus, QUERIES, seed=1)]
+    servers = {name: Server(options, passages, name) for name in SPARSE}
+    try:
+        built = {name: server.tell([]) for name, server in servers.items()}
+        searches: dict[str, Callable[[], float]] = {
+            name: lambda server=server: len(queries) / server.tell(queries)["seconds"]
+            for name, server in servers.items()
+        }
+        rates = in_turn(searches, options.repeats, warm_up=1)
+        memory = {name: server.tell([])["peak_bytes"] for name, server in servers.items()}
+    finally:
+        for server in servers.values():
+            server.close()
+    rows = []
+    for name in SPARSE:
+        faster = [] if name == SPARSE[0] else [ratio(rates[SPARSE[0]], rates[name])]
+        rows.append(
+            _row(f"BM25, {name}, {passages:,}", rates[name], faster, built[name] | {"memory": memory[name]})
+        )
+    data: dict[str, Any] = {"passages": passages, "sparse": rates, "built": built, "memory": memory}
+    for kind, measured in (
+        ("dense", against_faiss(options, passages)),
+        ("service", against_in_process(options, passages, queries)),
+    ):
+        ours, other = measured
+        data[kind] = measured
+        rows += [
+            _row(f"{ours}, {passages:,}", measured[ours], []),
+            _row(f"{other}, {passages:,}", measured[other], [ratio(measured[ours], measured[other])]),
+        ]
+    return {"rows": rows, "data": data}
 
 
-def _queries(data: Path) -> list[str]:
-    return [question.question for file in DATASETS.values() for question in load_questions(data / file)]
+def _row(
+    name: str, rates: Sequence[float], faster: Sequence[Ratio], built: dict[str, float] | None = None
+) -> tuple[str, list[str]]:
+    sizes = [f"{built['build_seconds']:,.1f}"] if built else [""]
+    sizes += [f"{built[key] / 2**20:,.0f}" if built else "" for key in ("bytes", "memory")]
+    return name, [*sizes, spread(rates, 0), "".join(map(str, faster))]
 
 
-def resampled(corpus: Path, count: int, seed: int = 0) -> Iterator[Passage]:
-    """Yield ``count`` passages, each with the title of one real passage and half the words of two others."""
+def resampled(corpus: Path, size: int, seed: int = 0) -> Iterator[Passage]:
+    """Yield passages, each with the title of one real passage and half the words of two others."""
     real = list(read_corpus(corpus))
     halves = [(words[: len(words) // 2], words[len(words) // 2 :]) for words in (p.text.split() for p in real)]
     rng = random.Random(seed)
-    for i in range(count):
+    for i in range(size):
         title, first, second = (rng.randrange(len(real)) for _ in range(3))
         yield Passage(id=str(i), title=real[title].title, text=" ".join(halves[first][0] + halves[second][1]))
 
 
-def _directory(options: argparse.Namespace, passages: int) -> Path:
-    """Return the directory of the BM25 index over the resampled passages."""
-    return options.work / f"bm25-{passages}"
+# -- sparse retrieval, each contestant in a process of its own -------------------------------------------------
 
 
-def _build(options: argparse.Namespace, passages: int) -> dict[str, float]:
-    """Build the BM25 index over the resampled passages, and return its seconds and bytes."""
-    directory = _directory(options, passages)
+class Server:
+    """A contestant in a process of its own, which reads a list of queries a line and answers with its seconds."""
+
+    def __init__(self, options: argparse.Namespace, passages: int, name: str):
+        command = [sys.executable, "-m", "rag_train.eval.benchmarks.retrieval", "--serve", name]
+        command += ["--corpus", str(options.corpus), "--passages", str(passages), "--work", str(options.work)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def tell(self, queries: Sequence[str]) -> dict[str, float]:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps(list(queries)) + "\n")
+        self._process.stdin.flush()
+        if not (answer := self._process.stdout.readline()):
+            raise UserError("a measured process exited early; check that there is enough memory")
+        return json.loads(answer)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def answer_commands(name: str, corpus: Path, passages: int, work: Path) -> None:
+    """Build the index of contestant ``name`` in a child process, load it, and answer lists of queries."""
+    from multiprocessing import get_context
+
+    directory = work / f"{name}-{passages}"
     shutil.rmtree(directory, ignore_errors=True)
     start = time.perf_counter()
-    with progress("indexing for BM25", passages) as advance:
-        build_bm25(resampled(options.data / "corpus.jsonl", passages), directory, progress=up_to(advance))
-    seconds = time.perf_counter() - start
-    return {
-        "seconds": seconds,
-        "bytes": sum(file.stat().st_size for file in directory.rglob("*") if file.is_file()),
-    }
-
-
-# -- BM25 and rank-bm25 --------------------------------------------------------------------------------------
-
-
-def _against_rank_bm25(options: argparse.Namespace, passages: int, queries: Sequence[str]) -> dict[str, Any]:
-    shares = {"bm25": list(queries)}
-    if passages <= PEER_PASSAGES:
-        shares["rank_bm25"] = list(queries)[:8]
-    rates: dict[str, list[float]] = {name: [] for name in shares}
-    servers = {name: _start(options, passages, name) for name in shares}
-    try:
-        for _ in range(ROUNDS):
-            for name, server in servers.items():
-                answer = _tell(server, shares[name])
-                rates[name].append(len(shares[name]) / answer["seconds"])
-        memory = {name: _tell(server, [])["peak_bytes"] for name, server in servers.items()}
-    finally:
-        for server in servers.values():
-            server.kill()
-            server.wait()
-    result = {"queries_per_second": rates["bm25"], "peak_gib": memory["bm25"] / 2**30}
-    if "rank_bm25" not in servers:
-        return result
-    return result | {
-        "rank_bm25_queries_per_second": rates["rank_bm25"],
-        "ratio": sum(rates["bm25"]) / sum(rates["rank_bm25"]),
-        "ratio_lowest": min(rates["bm25"]) / max(rates["rank_bm25"]),
-        "rank_bm25_peak_gib": memory["rank_bm25"] / 2**30,
-        "memory_ratio": memory["bm25"] / memory["rank_bm25"],
-    }
-
-
-def _start(options: argparse.Namespace, passages: int, name: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "rag_train.eval.benchmarks.retrieval", "--serve", name]
-    command += ["--data", str(options.data), "--passages", str(passages), "--work", str(options.work)]
-    command += ["--model", str(options.model)]
-    with console.status(f"starting {name}"):
-        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        _tell(server, ["warm up"])
-    return server
-
-
-def _tell(server: subprocess.Popen[str], queries: Sequence[str]) -> dict[str, Any]:
-    assert server.stdin and server.stdout
-    server.stdin.write(json.dumps(list(queries)) + "\n")
-    server.stdin.flush()
-    answer = server.stdout.readline()
-    if not answer:
-        raise UserError("a measured process exited early; check that there is enough memory")
-    return json.loads(answer)
-
-
-def _answer_commands(options: argparse.Namespace) -> None:
-    """Run the measured process: read a JSON list of queries per line, answer with seconds and peak memory.
-
-    Memory is what the process uses more than after its imports. Pages of the memory-mapped index count once they
-    have been read.
-    """
-    before = process_memory("VmHWM")
-    if options.serve == "bm25":
-        index: Any = BM25Index.load(_directory(options, options.passages[0]))
-    else:
-        from rag_train.retrieval.index.rank_bm25 import RankBM25Index
-
-        index = RankBM25Index(resampled(options.data / "corpus.jsonl", options.passages[0]))
+    builder = get_context("spawn").Process(target=build, args=(name, corpus, passages, directory))
+    builder.start()
+    builder.join()
+    if builder.exitcode:
+        raise UserError(f"{name}: the build failed with exit code {builder.exitcode}")
+    seconds, before = time.perf_counter() - start, process_memory("VmHWM")
+    search = opened(name, directory)
+    size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     for line in sys.stdin:
         start = time.perf_counter()
-        index.search(json.loads(line), K)
-        seconds = time.perf_counter() - start
-        print(json.dumps({"seconds": seconds, "peak_bytes": process_memory("VmHWM") - before}), flush=True)
+        search(json.loads(line))
+        answer = {"seconds": time.perf_counter() - start, "peak_bytes": process_memory("VmHWM") - before}
+        print(json.dumps(answer | {"build_seconds": seconds, "bytes": size}), flush=True)
 
 
-# -- dense search and the matrix product ---------------------------------------------------------------------
+def build(name: str, corpus: Path, size: int, directory: Path) -> None:
+    passages = resampled(corpus, size)
+    if name == "rag-train":
+        from rag_train.retrieval.index.bm25_build import build_bm25
+
+        build_bm25(passages, directory)
+    elif name == "tantivy":
+        from rag_train.retrieval.index.lucene import build_lucene
+
+        build_lucene(passages, directory)
+    else:
+        import bm25s
+
+        index = bm25s.BM25(k1=0.9, b=0.4, backend="numba")
+        index.index(bm25s_tokens(f"{passage.title} {passage.text}" for passage in passages), show_progress=False)
+        index.save(directory)
 
 
-def _against_product(options: argparse.Namespace, count: int, queries: Sequence[str]) -> dict[str, Any]:
+def opened(name: str, directory: Path) -> Callable[[list[str]], object]:
+    """Return the search of a built index."""
+    if name == "bm25s":
+        import bm25s
+
+        index = bm25s.BM25.load(directory, mmap=True)
+        index.backend = "numba"
+        return lambda queries: index.retrieve(bm25s_tokens(queries), k=K, show_progress=False) if queries else None
+    from rag_train.retrieval.index.open import load_index
+
+    own = load_index(directory)
+    return lambda queries: own.search(queries, K)
+
+
+def bm25s_tokens(texts: Iterable[str]) -> Any:
+    """Return bm25s' tokens of texts, stemmed as the toolkit's."""
+    import bm25s
+    import Stemmer
+
+    return bm25s.tokenize(list(texts), stopwords=[], stemmer=Stemmer.Stemmer("english"), show_progress=False)
+
+
+# -- dense retrieval and the service ---------------------------------------------------------------------------
+
+
+def against_faiss(options: argparse.Namespace, size: int) -> dict[str, list[float]]:
+    """Return the searches a second of the dense index, and of FAISS's flat index over the same random vectors."""
     import faiss
+    import numpy as np
 
-    encoder = Encoder(EncoderConfig())
-    asked = encoder.encode_queries(queries[:256])
-    real = encoder.encode_passages(list(islice(read_corpus(options.data / "corpus.jsonl"), ENCODED)))
+    from rag_train.retrieval.index.dense import DenseConfig, DenseIndex
+
     rng = np.random.default_rng(0)
-    vectors = real[rng.integers(len(real), size=count)]
-    for start in range(0, len(vectors), 100_000):
-        vectors[start : start + 100_000] += 0.05 * rng.standard_normal(
-            vectors[start : start + 100_000].shape, dtype=np.float32
-        )
-    flat = faiss.IndexFlatIP(vectors.shape[1])
+    vectors = rng.standard_normal((size, DIMENSIONS), dtype=np.float32)
+    asked = rng.standard_normal((QUERIES, DIMENSIONS), dtype=np.float32)
+    flat = faiss.IndexFlatIP(DIMENSIONS)
     flat.add(vectors)
-    passages: Any = [None] * len(vectors)
-    index = DenseIndex(DenseConfig(), encoder, passages, flat, "")
-    ours, product = [], []
-    for _ in range(ROUNDS + 1):
-        start = time.perf_counter()
-        index.search_vectors(asked, K)
-        ours.append(time.perf_counter() - start)
-        start = time.perf_counter()
-        for block in range(0, len(vectors), 65_536):
-            np.dot(asked, vectors[block : block + 65_536].T)
-        product.append(time.perf_counter() - start)
-    ours, product = ours[1:], product[1:]  # the first of each warms up
-    return {
-        "queries": len(asked),
-        "dimension": vectors.shape[1],
-        "search_seconds": ours,
-        "product_seconds": product,
-        "ratio": sum(ours) / sum(product),
-        "ratio_highest": max(ours) / min(product),
+    passages: Any = [None] * size
+    index = DenseIndex(DenseConfig(), None, passages, flat, "")  # pyrefly: ignore[bad-argument-type]
+
+    def rate(search: Callable[[], object]) -> Callable[[], float]:
+        def measured() -> float:
+            start = time.perf_counter()
+            search()
+            return QUERIES / (time.perf_counter() - start)
+
+        return measured
+
+    contestants = {
+        "dense, rag-train": rate(lambda: index.search_vectors(asked, K)),
+        "dense, FAISS flat": rate(lambda: flat.search(asked, K)),
     }
+    return in_turn(contestants, options.repeats, warm_up=1)
 
 
-# -- the service and the index in process --------------------------------------------------------------------
+def against_in_process(options: argparse.Namespace, size: int, queries: Sequence[str]) -> dict[str, list[float]]:
+    """Return the queries a second of the service, and of the index in process; no cache helps either of them."""
+    from rag_train.retrieval.index.open import load_index
 
-
-def _against_in_process(directory: Path, queries: Sequence[str]) -> dict[str, Any]:
-    """Compare the rates; a client sends one query per request, and the next one after the answer."""
-    index = BM25Index.load(directory)
-    distinct = [f"{query} {i}" for i, query in enumerate(islice(cycle(queries), 4096))]  # so that no cache helps
-    alone, served = [], []
-    port = free_port()
+    directory = options.work / f"{SPARSE[0]}-{size}"
+    index, port, numbers = load_index(directory), free_port(), count()
     command = [sys.executable, "-m", "rag_train.cli", "serve", "retriever", str(directory), "--port", str(port)]
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+    def distinct() -> list[str]:
+        return [f"{query} {number}" for query, number in zip(list(queries) * 4, numbers, strict=False)]
+
+    def in_process() -> float:
+        asked, start = distinct(), time.perf_counter()
+        index.search(asked, K)
+        return len(asked) / (time.perf_counter() - start)
+
+    def served() -> float:
+        asked = distinct()
+        return len(asked) / asyncio.run(clients(port, asked))
+
     try:
-        _wait_for(port, server)
-        share = len(distinct) // (ROUNDS + 1)
-        for i in range(ROUNDS + 1):
-            part = distinct[i * share : (i + 1) * share]
-            start = time.perf_counter()
-            index.search(part, K)
-            alone.append(share / (time.perf_counter() - start))
-            served.append(share / asyncio.run(_clients(port, part)))
+        wait_for(port, server)
+        with console.status("asking the service"):
+            return in_turn({"service": served, "index in process": in_process}, options.repeats, warm_up=1)
     finally:
         server.terminate()
         server.wait()
-    alone, served = alone[1:], served[1:]  # the first of each warms up
-    return {
-        "clients": CLIENTS,
-        "in_process_queries_per_second": alone,
-        "service_queries_per_second": served,
-        "ratio": sum(served) / sum(alone),
-        "ratio_lowest": min(served) / max(alone),
-    }
 
 
-def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
+def wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
     while server.poll() is None:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
@@ -284,7 +292,7 @@ def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
     raise UserError("the service did not start; run `rag-train serve retriever` on the index to see why")
 
 
-async def _clients(port: int, queries: Sequence[str]) -> float:
+async def clients(port: int, queries: Sequence[str]) -> float:
     """Return the seconds until 64 keep-alive connections have sent all queries and read the answers.
 
     The clients write plain HTTP, so that they take little of the time.
@@ -307,101 +315,6 @@ async def _clients(port: int, queries: Sequence[str]) -> float:
     start = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
     return time.perf_counter() - start
-
-
-# -- DeepRAG's search and its passages remembered -------------------------------------------------------------
-
-
-class _Watched:
-    """An engine that measures for how long it has calls, as ``busy`` in seconds."""
-
-    def __init__(self, llm: Any):
-        self._llm = llm
-        self._calls = 0
-        self._since = 0.0
-        self.busy = 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._llm, name)
-
-    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
-        if not self._calls:
-            self._since = time.perf_counter()
-        self._calls += 1
-        try:
-            return await self._llm.complete(prompt, sampling)
-        finally:
-            self._calls -= 1
-            if not self._calls:
-                self.busy += time.perf_counter() - self._since
-
-
-async def _synthesis(options: argparse.Namespace, passages: int, queries: Sequence[str]) -> dict[str, Any]:
-    """Search questions on a real model with the index, and again with its passages remembered, in turn."""
-    from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
-    from rag_train.data_synth.deeprag.run import synthesize_with
-    from rag_train.llm.vllm import VLLMEngine
-    from rag_train.retrieval.batching import AsyncRetriever
-
-    model = options.model
-    questions = list(islice(load_questions(options.data / DATASETS["HotpotQA"]), options.questions))
-    index = BM25Index.load(_directory(options, passages))
-    index.search(queries[:64], K)  # reads pages of the memory-mapped files
-    engine = VLLMEngine.start(str(model), kv_cache_bytes=2**30, max_context=4096)
-
-    async def search(front: AsyncRetriever, asked: Sequence[Question]) -> tuple[float, float]:
-        """Return the seconds of a search, and those in which the engine has calls."""
-        watched: Any = _Watched(engine)
-        await engine.reset()
-        with tempfile.TemporaryDirectory() as folder:
-            recipe = DeepRAGRecipe(
-                stage="sft",
-                questions=[],
-                index="",
-                model=str(model),
-                output=f"{folder}/sft.jsonl",
-                instructions=False,
-            )
-            start = time.perf_counter()
-            await synthesize_with(recipe, watched, front, asked, index.corpus_sha256)
-            return time.perf_counter() - start, watched.busy
-
-    seconds: dict[str, list[float]] = {"searched": [], "remembered": []}
-    shares, counts = [], []
-    try:
-        await search(AsyncRetriever(index), questions[:8])  # warms up
-        for _ in range(ROUNDS - 1):
-            front = AsyncRetriever(index)
-            whole, busy = await search(front, questions)
-            seconds["searched"].append(whole)
-            shares.append(busy / whole)
-            counts.append(front.distinct)
-            seconds["remembered"].append((await search(front, questions))[0])
-    finally:
-        await engine.aclose()
-    return {
-        "passages": passages,
-        "questions": len(questions),
-        "searches": counts,
-        "seconds": seconds,
-        "busy": shares,
-        "ratio": [kept / whole for whole, kept in zip(seconds["searched"], seconds["remembered"], strict=True)],
-    }
-
-
-# -- the encoder -----------------------------------------------------------------------------------------------
-
-
-def _encoding(data: Path) -> dict[str, Any]:
-    """Encode real passages, and return the passages a second of each round."""
-    encoder = Encoder(EncoderConfig())
-    real = list(islice(read_corpus(data / "corpus.jsonl"), ENCODED))
-    rates = []
-    for _ in range(ROUNDS + 1):
-        start = time.perf_counter()
-        encoder.encode_passages(real)
-        rates.append(len(real) / (time.perf_counter() - start))
-    return {"model": encoder.config.model, "passages_per_second": rates[1:]}  # the first warms up
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Speed and memory of training, compared with TRL's trainers (make bench-training).
+"""Speed and memory of training, against TRL's trainers (make bench NAME=training).
 
 All contestants train on the same examples with the same settings and precision, in turn, each run in a new process.
 The time covers the construction of the trainer (including TRL's packing and ours), the reference log-probabilities
@@ -7,38 +7,41 @@ of calibration, and one epoch; it excludes imports, tokenisation and a few steps
 TRL runs with its best settings. For calibration, the reference is computed before training; TRL 1.16 itself turns
 padding-free batches off. For imitation, rows are packed by best fit, at the fastest row length and at ours; without
 FlashAttention, transformers masks them by position. All contestants make the same number of optimizer steps, with
-about the same number of examples in each.
-
-A GPU, if there is one, is also measured for model FLOPs utilisation. Writes bench_training.json.
+about the same number of examples in each. Writes training.json and training.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import math
 import multiprocessing
 import random
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from rag_train.eval.benchmarks.common import benchmark_parser, mini_world, process_memory
+from rag_train.eval.benchmarks.harness import (
+    CONTROLLER,
+    benchmark_parser,
+    in_turn,
+    mini_world,
+    process_memory,
+    ratio,
+    save,
+    spread,
+)
+from rag_train.formats import deeprag
+from rag_train.schema import Decision, Passage, PreferencePair, SFTRecord, Step
 from rag_train.training.recipe import DPORecipe, SFTRecipe, TrainRecipe
-
-if TYPE_CHECKING:
-    from rag_train.miniworld.world import World
-    from rag_train.schema import PreferencePair, SFTRecord
 
 T = TypeVar("T")
 NODES, PASSAGES, WORDS = 4, 5, 100
 """Shape of the papers' trajectories: nodes, passages per node, words per passage."""
-SHORT_PAIRS = 16
-"""Pairs of the mini world per batch, as in the demo. In the papers' shape, a batch is one trajectory."""
 ROW = 2048
 """Tokens per packed row."""
 STEPS = 4
@@ -57,133 +60,96 @@ CONTESTANTS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 class TrainingSet(NamedTuple):
-    """Examples, the model to train on them, recipe keys that all contestants share, and keys for TRL's trainers."""
+    """Examples, the model to train on them, and recipe keys that all contestants share."""
 
     stage: Literal["dpo", "sft"]
     model: Path
     data: Path
     keys: dict[str, Any] = {}  # noqa: RUF012
-    trl: dict[str, Any] = {}  # noqa: RUF012
 
 
 def main() -> None:
     parser = benchmark_parser(__doc__)
     parser.add_argument(
-        "--demo", type=Path, default=None, help="a demo's seed folder (default: the first in runs/demo)"
+        "--model", default=str(CONTROLLER), help="packaged model, or checkpoint; default: the mini model"
     )
-    parser.add_argument("--trajectories", type=int, default=12, help="trajectories per calibration set")
-    parser.add_argument("--examples", type=int, default=400, help="examples per imitation set")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each contestant per set")
+    parser.add_argument("--trajectories", type=int, default=12, help="trajectories of preference pairs")
+    parser.add_argument("--examples", type=int, default=400, help="examples of each imitation set")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each contestant on each set")
     options = parser.parse_args()
 
-    import torch
+    from rag_train.llm.packaged import checkpoint_of
+    from rag_train.table import Table
 
-    from rag_train.progress import console
-    from rag_train.provenance import save_result
-
-    world, model, _ = mini_world()
     with tempfile.TemporaryDirectory(prefix="bench-training-") as name:
         work = Path(name)
-        results = compare(_sets(options, world, model, work), options.repeats, work)
-    counts = {name: getattr(options, name) for name in ("trajectories", "examples", "repeats")}
-    result = {"options": counts, "sets": results}
-    if torch.cuda.is_available():
-        from rag_train.eval.benchmarks.utilisation import utilisation
-
-        result["utilisation"] = utilisation()
-        console.print(result["utilisation"])
-    else:
-        console.print("no GPU: skipped model FLOPs utilisation")
-    save_result(options.output / "bench_training.json", result)
-
-
-def _sets(options: argparse.Namespace, world: World, model: Path, work: Path) -> dict[str, TrainingSet]:
-    from rag_train.progress import console
-    from rag_train.schema import PreferencePair, SFTRecord
-
-    long = shaped(work / "shaped.jsonl", options.trajectories)
-    sets = {"calibration, papers' shape": TrainingSet("dpo", model, long, {"batch_size": NODES})}
-    demo = options.demo or next(iter(sorted(Path("runs/demo").glob("seed*/pairs.jsonl"))), Path()).parent
-    if (demo / "pairs.jsonl").is_file():
-        pairs = first(demo / "pairs.jsonl", PreferencePair, work / "pairs.jsonl", 8 * options.trajectories)
-        sets["calibration, mini world"] = TrainingSet("dpo", model, pairs, {"batch_size": SHORT_PAIRS})
-        sft = first(demo / "sft.jsonl", SFTRecord, work / "sft.jsonl", options.examples)
-        sets["DeepRAG trajectories, mini world"] = TrainingSet("sft", model, sft)
-    else:
-        console.print("no demo in runs/demo: skipped the sets of its pairs and trajectories; run make demo first")
-    sets["module lessons, mini world"] = TrainingSet("sft", *lessons(world, model, work, options.examples))
-    return sets
+        sets = training_sets(checkpoint_of(options.model, Path("runs/models")), work, options)
+        found = {name: compare(examples, options.repeats, work / name) for name, examples in sets.items()}
+    rows = []
+    for name, runs in found.items():
+        for contestant, own in runs.items():
+            row = [f"{name}: {contestant}", spread([run["distinct"] / run["seconds"] for run in own], 0)]
+            row += [spread([run["grown"] for run in own]), f"{own[0]['tokens'] / own[0]['distinct']:.2f}"]
+            others = [[each["seconds"] for each in runs[of]] for of in (contestant, "tree")]
+            rows.append([*row, str(ratio(*others)) if contestant != "tree" else "", f"{own[0]['loss']:.3f}"])
+    table = Table(
+        title="Training",
+        caption=f"{Path(options.model).name}: the same examples, {options.repeats} runs in turn; tokens of shared "
+        "prefixes count once. Brackets: the lowest and the highest.",
+        columns=[
+            "Set",
+            "Distinct tokens a second",
+            "Memory, GiB",
+            "Tokens over distinct",
+            "Tree: times as fast",
+            "Loss",
+        ],
+        rows=rows,
+    )
+    chosen = {name: getattr(options, name) for name in ("model", "trajectories", "examples", "repeats")}
+    save(options.output, "training", {"options": chosen, "sets": found}, table)
 
 
-def compare(sets: dict[str, TrainingSet], repeats: int, work: Path) -> dict[str, Any]:
-    """Run all contestants on each set in turn, print their figures, and return them by set."""
-    from rag_train.progress import console
+def training_sets(model: Path, work: Path, options: argparse.Namespace) -> dict[str, TrainingSet]:
+    """Return pairs of the papers' shape, trajectories of DeepRAG, and examples of all methods' modules."""
+    from rag_train.eval.demo.examples import gold_examples
+    from rag_train.files import write_records
+    from rag_train.miniworld.vocabulary import with_words
+    from rag_train.retrieval.batching import AsyncRetriever
+    from rag_train.retrieval.index.bm25 import BM25Index
 
-    results = {}
-    for name, examples in sets.items():
-        runs: dict[str, list[dict[str, float]]] = {contestant: [] for contestant in CONTESTANTS[examples.stage]}
-        for i in range(repeats):
-            for contestant in runs:
-                runs[contestant].append(in_new_process(measure, examples, contestant, work / f"{name} {i}"))
-        results[name] = summary(runs)
-        for line in table(name, results[name]):
-            console.print(line)
-    return results
-
-
-def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Return rates and memory of each contestant, and the ratios of the trees to each other contestant, per run."""
-    trees = runs["tree"]
+    world, shipped, _ = mini_world()
+    retriever = AsyncRetriever(BM25Index.build(world.corpus()))
+    questions = world.questions("train")[: max(1, options.examples // 20)]
+    made = asyncio.run(gold_examples(questions, retriever, passages=3))
+    every = [record for records in made.values() for record in records]
+    records = random.Random(0).sample(every, min(options.examples, len(every)))
+    if model == shipped:  # the mini model's vocabulary has the words of its text only
+        with_words(model, (record.prompt + record.completion for record in records), work / "extended")
+        model = work / "extended"
+    write_records(work / "modules.jsonl", records)
+    write_records(work / "trajectories.jsonl", trajectories(options.examples, passages=3))
+    pairs = shaped(work / "pairs.jsonl", options.trajectories)
     return {
-        "units": trees[0]["units"],
-        "distinct_tokens": trees[0]["distinct"],
-        "contestants": {
-            name: {
-                "units_per_second": [run["units"] / run["seconds"] for run in own],
-                "gib": [run["gib"] for run in own],
-                "gib_above_start": [run["grown"] for run in own],
-                "tokens": own[0]["tokens"],
-                "tokens_over_distinct": own[0]["tokens"] / own[0]["distinct"],
-                "tokens_per_second": [run["distinct"] / run["seconds"] for run in own],
-                "steps": own[0]["steps"],
-                "loss": [run["loss"] for run in own],
-            }
-            for name, own in runs.items()
-        },
-        "trees_over": {
-            name: {
-                "speed": [other["seconds"] / run["seconds"] for run, other in zip(trees, own, strict=True)],
-                "memory": [run["grown"] / other["grown"] for run, other in zip(trees, own, strict=True)],
-            }
-            for name, own in runs.items()
-            if name != "tree"
-        },
+        "calibration": TrainingSet("dpo", model, pairs, {"batch_size": NODES}),
+        "trajectories": TrainingSet("sft", model, work / "trajectories.jsonl"),
+        "modules": TrainingSet("sft", model, work / "modules.jsonl"),
     }
 
 
-def table(name: str, result: dict[str, Any]) -> list[str]:
-    """Return the summary of a set as lines for the console: medians, with lowest and highest values."""
-
-    def span(values: Sequence[float]) -> str:
-        return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
-
-    lines = [f"{name}: {result['units']} trajectories or examples, {result['distinct_tokens']:,} distinct tokens"]
-    for other, measured in result["contestants"].items():
-        lines.append(
-            f"  {other}: {span(measured['units_per_second'])} a second, {span(measured['gib_above_start'])} GiB "
-            f"above the start, {measured['tokens_over_distinct']:.2f} times the distinct tokens, "
-            f"{measured['steps']:.0f} steps, loss {span(measured['loss'])}"
-        )
-    for other, ratios in result["trees_over"].items():
-        lines.append(f"  tree over {other}: speed {span(ratios['speed'])}, memory {span(ratios['memory'])}")
-    return lines
+def compare(examples: TrainingSet, repeats: int, folder: Path) -> dict[str, list[dict[str, float]]]:
+    """Run all contestants on a set in turn, and return what each run measured."""
+    numbers = itertools.count()
+    contestants = {
+        name: lambda name=name: in_new_process(measure, examples, name, folder / str(next(numbers)))
+        for name in CONTESTANTS[examples.stage]
+    }
+    return in_turn(contestants, repeats)
 
 
 def shaped(path: Path, trajectories: int) -> Path:
     """Write preference pairs of random words along chains of ``NODES`` nodes, with passages."""
     from rag_train.files import write_records
-    from rag_train.formats import deeprag
-    from rag_train.schema import Decision, Passage, PreferencePair, Step
 
     rng = random.Random(0)
     words = ["film", "person", "city", "country", "director", "star", "spouse", "birthplace", "year", "born"]
@@ -213,39 +179,30 @@ def shaped(path: Path, trajectories: int) -> Path:
     return path
 
 
-def first(source: Path, kind: type[PreferencePair] | type[SFTRecord], path: Path, questions: int) -> Path:
-    """Copy the records of the first ``questions`` questions of ``source`` to ``path``."""
-    from rag_train.files import read_records, write_records
+def trajectories(count: int, passages: int = 8) -> Iterator[SFTRecord]:
+    """Yield trajectories over the mini world's questions in turn, with random decisions and passages.
 
-    records = read_records(source, kind)
-    chosen = list(dict.fromkeys(_question(record) for record in records))[:questions]
-    write_records(path, [record for record in records if _question(record) in chosen])
-    return path
+    ``passages`` is the number of passages of a search; with 8 of them, a trajectory has 330 tokens on average.
+    """
+    world, _, questions = mini_world()
+    corpus, rng = list(world.corpus()), random.Random(0)
+    for number in range(count):
+        question = questions[number % len(questions)]
+        steps = [_step(step.subquery, step.answer, corpus, passages, rng) for step in question.decomposition]
+        segments = deeprag.render(steps, question.answers[0])
+        yield SFTRecord(
+            id=f"{question.id}/{number}",
+            prompt=deeprag.question_prompt(question.question),
+            completion="".join(segment.text for segment in segments),
+            segments=segments,
+            source="gold",
+        )
 
 
-def _question(record: PreferencePair | SFTRecord) -> str:
-    """Return the id of the question from which a record was made."""
-    return record.id.partition("/")[0]
-
-
-def lessons(world: World, controller: Path, work: Path, examples: int) -> tuple[Path, Path]:
-    """Return the controller with the words of all formats, and examples of all methods, about 20 a question."""
-    from rag_train.eval.miniworld.lessons import spaced
-    from rag_train.eval.real.examples import gold_examples
-    from rag_train.files import write_records
-    from rag_train.miniworld.vocabulary import with_words
-    from rag_train.retrieval.batching import AsyncRetriever
-    from rag_train.retrieval.index.bm25 import BM25Index
-
-    retriever = AsyncRetriever(BM25Index.build(world.corpus()))
-    questions = world.questions("train")[: max(1, examples // 20)]
-    by_method = asyncio.run(gold_examples(questions, retriever, passages=3))
-    every = [spaced(record) for records in by_method.values() for record in records]
-    records = random.Random(0).sample(every, min(examples, len(every)))
-    data, model = work / "lessons.jsonl", work / "extended"
-    write_records(data, records)
-    with_words(controller, (record.prompt + record.completion for record in records), model)
-    return model, data
+def _step(subquery: str, answer: str, corpus: Sequence[Passage], passages: int, rng: random.Random) -> Step:
+    decision = rng.choice(list(Decision))
+    found = rng.sample(corpus, passages) if decision is Decision.RETRIEVE else []
+    return Step(subquery=subquery, decision=decision, passages=found, answer=answer)
 
 
 def in_new_process(run: Callable[..., T], *arguments: Any) -> T:
@@ -257,14 +214,11 @@ def in_new_process(run: Callable[..., T], *arguments: Any) -> T:
 def measure(examples: TrainingSet, contestant: str, folder: Path) -> dict[str, float]:
     """Train once, without saving, and return the seconds, the tokens, the loss, and the memory.
 
-    ``units`` are trajectories or examples; ``gib`` is the peak memory (the GPU's, if there is one), and ``grown``
-    its increase over the start, both in GiB.
+    ``grown`` is the increase of the peak memory (the GPU's, if there is one) over the start, in GiB.
     """
     import torch
 
-    from rag_train.files import read_records
     from rag_train.llm.checkpoint import load_tokenizer
-    from rag_train.schema import PreferencePair
     from rag_train.training.data import dpo_rows, sft_rows
     from rag_train.training.run import prepare_libraries
     from rag_train.training.tree import lay_out
@@ -275,14 +229,11 @@ def measure(examples: TrainingSet, contestant: str, folder: Path) -> dict[str, f
     rows, _ = rows_of(examples.data, tokenizer, max_tokens=4096, chat=tokenizer.chat_template is not None)
     if examples.stage == "dpo":
         sequences = [row["prompt_ids"] + row[side] for row in rows for side in ("chosen_ids", "rejected_ids")]
-        units = len({_question(pair) for pair in read_records(examples.data, PreferencePair)})
     else:
-        sequences, units = [row["input_ids"] for row in rows], len(rows)
+        sequences = [row["input_ids"] for row in rows]
     distinct = len(lay_out(sequences).ids)
     own = CONTESTANTS[examples.stage][contestant]
     keys: dict[str, Any] = {"precision": "bf16" if torch.cuda.is_available() else "fp32"} | examples.keys
-    if contestant != "tree":
-        keys |= examples.trl
     if examples.stage == "sft":
         tokens = distinct if contestant == "tree" else sum(map(len, sequences))
         keys |= batches(len(sequences), tokens, own["sft"].pack_tokens if "sft" in own else None)
@@ -304,14 +255,11 @@ def measure(examples: TrainingSet, contestant: str, folder: Path) -> dict[str, f
     trainer = trainer_of(contestant, recipe, rows, tokenizer, folder / "run")
     loss = trainer.train().training_loss
     seconds = time.perf_counter() - start
-    peak = _memory()
     return {
         "seconds": seconds,
-        "units": units,
         "distinct": distinct,
         "tokens": float(trainer.state.num_input_tokens_seen),
-        "gib": peak,
-        "grown": peak - before,
+        "grown": _memory() - before,
         "loss": loss,
         "steps": trainer.state.global_step,
     }

@@ -1,24 +1,46 @@
-"""Claims stated before a run and decided by the 95% interval of a paired difference over all seeds' questions.
+"""The experiments' claims, stated before their runs, and the rules by which they are decided.
 
-Questions about one film, person or place are resampled together, because they are not independent.
+Settings are chosen on dev questions of dev seeds, and claims are decided on test seeds, which are run once: the
+recipes name both. There are two rules.
+
+- In the mini world, the seed (a world, its model, its training) is the unit. A claim holds if the mean of the
+  seeds' differences is above the margin by Student's t test, with a level of 0.025 for each side and Holm's
+  correction over the claims, and fails if it is below. One seed decides nothing: its run is placed among the
+  reference seeds, whose differences are in ``reference.yaml``.
+- Elsewhere all seeds ask about the same world. A claim holds if the 95% interval over all seeds' questions is above
+  the margin, and the difference of every seed is; it fails if both are below. Questions about one film, person or
+  place are resampled together, because they are not independent.
+
+All else cannot be told apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
-from rag_train.eval.metrics.intervals import Interval
+import yaml
+
+from rag_train.eval.metrics.intervals import effect_across_seeds, holm
 from rag_train.eval.metrics.scores import Metric, Score
+from rag_train.eval.metrics.summary import RunSummary
+from rag_train.eval.pages.results import ALWAYS, OURS
 from rag_train.schema import Question
 
+Verdict = Literal["holds", "fails", "cannot be told apart"]
+REFERENCE = Path(__file__).with_name("reference.yaml")
+LEVEL = 0.025
+"""Level of each one-sided test."""
 MARGIN = 0.02
 """The largest loss that still counts as "no worse", as a fraction: two points."""
 FIRST, LAST = "cold start", "stage 2"
-"""Names of the first and the last stage in the tables."""
-OURS, ALWAYS = f"deeprag, {LAST}", f"deeprag-retrieve, {LAST}"
-"""Names of the trained model's run, and of the same model's when it always retrieves."""
+"""Names of the first and the last of DeepRAG's stages in the tables."""
+UNTUNED, TUNED = "untuned", "tuned"
+"""Names of the models before and after the lessons."""
 
 
 @dataclass(frozen=True)
@@ -54,35 +76,15 @@ MINI_WORLD_CLAIMS = CLAIMS | {
 `CLAIMS` compares the trained model with itself where it always retrieves, and would hold for a training that makes
 reading worse. The last two compare it with the model before Stages I and II.
 """
+LESSONS_CLAIMS = {
+    f"The lessons improve {name}'s answers": Compared(f"{name}, {UNTUNED}", f"{name}, {TUNED}", "em", "exact match")
+    for name in ("deeprag", "dualrag", "hanrag", "planrag", "levelrag")
+}
+"""The claims about the lessons of all methods."""
 
 
-@dataclass(frozen=True)
-class PairedClaim:
-    """A claim that a paired difference is above zero, or not below it by more than ``margin``."""
-
-    text: str
-    difference: Interval
-    unit: str
-    """Name of the compared metric."""
-    margin: float = 0.0
-
-    @property
-    def held(self) -> bool:
-        return self.difference.lo > -self.margin
-
-    @property
-    def evidence(self) -> str:
-        """The difference with its interval and unit."""
-        difference = self.difference
-        return f"{difference.mean:+.3f} [{difference.lo:+.3f}, {difference.hi:+.3f}] {self.unit}"
-
-    def line(self) -> str:
-        """Return the claim, its outcome and the evidence in one line for the console."""
-        return f"{'held    ' if self.held else 'not held'} {self.text}: {self.evidence}"
-
-
-def verdict(lo: float, hi: float, seeds: Sequence[float], margin: float = 0.0) -> str:
-    """Return "holds", "fails" or "cannot be told apart", as ``protocol.yaml`` rules.
+def verdict(lo: float, hi: float, seeds: Sequence[float], margin: float = 0.0) -> Verdict:
+    """Decide a claim about one world.
 
     Args:
         lo: lower end of the 95% interval of the difference over all seeds' questions.
@@ -93,6 +95,42 @@ def verdict(lo: float, hi: float, seeds: Sequence[float], margin: float = 0.0) -
     if lo > -margin and min(seeds) > -margin:
         return "holds"
     return "fails" if hi < -margin and max(seeds) < -margin else "cannot be told apart"
+
+
+def verdicts(seeds: Mapping[str, Sequence[float]]) -> dict[str, Verdict]:
+    """Decide claims of the mini world, given the difference in each of at least two seeds."""
+    found = {text: effect_across_seeds(values) for text, values in seeds.items()}
+    least = {text: -MINI_WORLD_CLAIMS[text].margin for text in found}
+    above = holm([effect.p_above(least[text]) for text, effect in found.items()], len(MINI_WORLD_CLAIMS))
+    below = holm([effect.p_below(least[text]) for text, effect in found.items()], len(MINI_WORLD_CLAIMS))
+    return {
+        text: "holds" if p <= LEVEL else "fails" if contrary <= LEVEL else "cannot be told apart"
+        for text, p, contrary in zip(found, above, below, strict=True)
+    }
+
+
+@cache
+def reference() -> dict[str, list[float]]:
+    """Return the difference of each reference seed, by claim."""
+    return yaml.safe_load(REFERENCE.read_text(encoding="utf-8"))
+
+
+def differences(runs: Sequence[RunSummary], claims: Mapping[str, Compared]) -> dict[str, list[float]]:
+    """Return each claim's difference in every seed of ``runs``; nan if no decision could be judged."""
+    by_seed = {(run.name, *run.seeds): run for run in runs}
+    seeds = sorted({seed for run in runs for seed in run.seeds})
+    return {
+        text: [
+            _value(by_seed[claim.second, seed], claim) - _value(by_seed[claim.first, seed], claim) for seed in seeds
+        ]
+        for text, claim in claims.items()
+    }
+
+
+def _value(run: RunSummary, claim: Compared) -> float:
+    if claim.measure == "mcc":
+        return run.fact_boundary.mcc if run.fact_boundary else math.nan
+    return getattr(run, claim.measure).mean
 
 
 def clusters(questions: Sequence[Sequence[Question]], *, one_world: bool = False) -> list[str]:

@@ -1,4 +1,4 @@
-"""Recipe of the demo: sizes and settings of its stages, and the world in which it takes place."""
+"""Recipe of an experiment: its world, its model, its stages, and when DeepRAG retrieves."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from rag_train.data_synth.deeprag.search import SearchConfig
 from rag_train.errors import UserError
 from rag_train.miniworld.recipe import PretrainConfig
 from rag_train.miniworld.world import WorldConfig
-from rag_train.recipe import load_recipe
+from rag_train.recipe import Count
 from rag_train.training.recipe import LoraRecipe
-from rag_train.working_files import PACKAGE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +37,24 @@ class StageRecipe:
     """dpo: weight of an additional imitation loss on the chosen snippet."""
     balance: bool = False
     """dpo: train on equally many pairs for each decision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LessonsRecipe(StageRecipe):
+    """One training on examples of all methods, and the strategies that are compared before and after it."""
+
+    tokens: Count
+    """Tokens of the examples of each method, the same for all."""
+    untuned: list[str]
+    """Strategies that the starting model answers with, with the methods' instructions in the prompts."""
+    tuned: list[str] | None = None
+    """Strategies that the trained model answers with, without instructions; null: all."""
+    sample: dict[str, Count] = field(default_factory=dict)
+    """Smaller numbers of questions, by strategy, for strategies that take many or long calls."""
+    passages: Count = 3
+    """Passages of a retrieval."""
+    max_context: Count = 4096
+    """Tokens of the longest prompt and its completion."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,18 +90,20 @@ class AtlasRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoRecipe:
-    """Sizes and settings of the demo."""
+    """An experiment: DeepRAG's three stages, or one training on lessons of all methods."""
 
     atlas: AtlasRecipe | None = None
     """Run in the atlas. Exactly one of atlas and miniworld is given."""
     miniworld: MiniWorldRecipe | None = None
     """Run in the mini world."""
-    cold_start: StageRecipe
+    cold_start: StageRecipe | None = None
     """Training on gold decompositions, after which the model writes DeepRAG's transcript, with random decisions."""
-    stage1: StageRecipe
+    stage1: StageRecipe | None = None
     """Imitation learning."""
-    stage2: StageRecipe
+    stage2: StageRecipe | None = None
     """Chain of calibration."""
+    lessons: LessonsRecipe | None = None
+    """In place of the three, in the atlas: every strategy before and after a training on all methods' examples."""
     thresholds: Thresholds = field(default_factory=Thresholds)
     """When DeepRAG retrieves."""
     test_questions: int = 300
@@ -97,8 +116,14 @@ class DemoRecipe:
     def __post_init__(self) -> None:
         if (self.atlas is None) == (self.miniworld is None):
             raise UserError("demo: give one of the sections atlas and miniworld; write atlas: {} for its defaults")
+        given = [stage is not None for stage in (self.cold_start, self.stage1, self.stage2)]
+        if any(given) != all(given) or all(given) == (self.lessons is not None):
+            raise UserError("demo: give either the sections cold_start, stage1 and stage2, or the section lessons")
+        if self.lessons and self.miniworld:
+            raise UserError("demo: lessons need the atlas, because the mini model cannot follow instructions")
 
-
-def demo_recipe() -> DemoRecipe:
-    """Return the recipe of the demo in the mini world, whose settings were chosen on dev seeds."""
-    return load_recipe(DemoRecipe, PACKAGE / "recipes/demo.yaml")
+    @property
+    def stages(self) -> tuple[StageRecipe, StageRecipe, StageRecipe]:
+        """DeepRAG's stages: the cold start, Stage I and Stage II."""
+        assert self.cold_start and self.stage1 and self.stage2, "the recipe has lessons"
+        return self.cold_start, self.stage1, self.stage2

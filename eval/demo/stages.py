@@ -1,7 +1,6 @@
 """DeepRAG's stages: making the data of a stage, and training on it.
 
-The demo and the lab run the same two functions, each with its own settings: the demo trains on padded batches and
-pairs, the lab on packed rows and trees.
+Experiments and benchmarks run the same two functions, each with settings of its own.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from bisect import bisect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,6 @@ from typing import Any
 from rag_train.atlas.facts import share
 from rag_train.data_synth.deeprag.cold_start import ColdStartConfig
 from rag_train.eval.demo.recipe import AtlasRecipe, DemoRecipe, MiniWorldRecipe
-from rag_train.eval.miniworld.lab import TrainingQuestions, chains, multi_hop, training_questions
-from rag_train.eval.miniworld.lessons import PLAIN
 from rag_train.eval.pages.results import Curve, Series
 from rag_train.formats import deeprag, reader
 from rag_train.llm.base import LLM
@@ -38,6 +36,10 @@ MARKERS = "\n".join(
     ]
 )
 """How the lines of DeepRAG's and the reader's transcripts begin. The mini model's pretraining has none of them."""
+PLAIN = "{{ messages[-1]['content'] }}"
+"""Chat template that leaves a question as it stands, as in the mini model's text: no marker, no worked example."""
+COMPARISONS_TAUGHT = 1600
+"""The mini world's questions for training that compare two entities, by split: about every fourth."""
 Known = dict[str, bool]
 """Whether the starting model knows the answer, by subquery. Subqueries on which it is uncertain are left out."""
 
@@ -48,11 +50,11 @@ class DemoWorld:
 
     Attributes:
         index: retriever of the corpus.
-        training: training questions of the cold start and of both stages.
+        training: training questions by the section of the recipe that they are for.
         asked: questions to answer.
         model: directory of the starting model.
-        known: measures or looks up what the model behind an engine knows of the facts in ``asked``; the second
-            argument is the file to which a measurement is written.
+        known: measures or looks up what the model behind an engine knows of the facts behind questions, by
+            subquery, with None for a fact on which its answers disagree; a measurement is written to the file.
         engine: settings of the engine.
         instructed: strategies whose prompts begin with the method's instruction.
         chat_template: how the starting model is asked what it knows, if not as its tokenizer says.
@@ -61,10 +63,10 @@ class DemoWorld:
     """
 
     index: BM25Index
-    training: TrainingQuestions
+    training: dict[str, list[Question]]
     asked: list[Question]
     model: Path
-    known: Callable[[LLM, Path], Awaitable[Known]]
+    known: Callable[[LLM, Sequence[Question], Path], Awaitable[Mapping[str, bool | None]]]
     engine: dict[str, Any] = field(default_factory=dict)
     instructed: tuple[str, ...] = ()
     chat_template: str | None = None
@@ -97,7 +99,7 @@ def _open_miniworld(
         series=[Series(name="loss", x=[float(x) for x, _ in losses], y=[float(y) for _, y in losses])],
     )
 
-    async def known(_: LLM, __: Path) -> Known:
+    async def known(_: LLM, __: Sequence[Question], ___: Path) -> Mapping[str, bool | None]:
         return known_subqueries(world)
 
     extended = folder / "extended"
@@ -126,29 +128,68 @@ def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path
     from rag_train.llm.packaged import checkpoint_of
 
     atlas = load_atlas()
-    asked = one_answer(questions(atlas, recipe.split, seed))[: recipe.test_questions]
-    train = one_answer(questions(atlas, "train", seed))
-    homes = {entity.name: home(atlas, entity).id for entity in atlas.entities.values()}
-    cold, first, second = ([q for q in train if part(q, homes) == number] for number in range(len(PARTS)))
+    # All seeds of the lessons ask the same questions: what differs is the training.
+    asked = one_answer(questions(atlas, recipe.split, 0 if recipe.lessons else seed))[: recipe.test_questions]
+    training: dict[str, list[Question]] = {}
+    if recipe.lessons:
+        # Without questions of one hop, a classifier of questions would learn that each needs several retrievals.
+        lessons = [question for question in questions(atlas, "train", seed) if question.type != "compound"]
+        training["lessons"] = lessons[: recipe.lessons.questions]
+    else:
+        cold_start, stage1, stage2 = recipe.stages
+        train = one_answer(questions(atlas, "train", seed))
+        homes = {entity.name: home(atlas, entity).id for entity in atlas.entities.values()}
+        cold, first, second = ([q for q in train if part(q, homes) == number] for number in range(len(PARTS)))
+        training["cold_start"] = as_mixed(cold, train, cold_start.questions)
+        training["stage1"] = chains(first)[: stage1.questions]
+        training["stage2"] = chains(second)[: stage2.questions]
 
-    async def known(llm: LLM, output: Path) -> Known:
-        measured = await measure(atlas, facts_of(atlas, asked), llm, output)
-        return {fact.subquery: fact.known for fact in measured if fact.known is not None}
+    async def known(llm: LLM, about: Sequence[Question], output: Path) -> Mapping[str, bool | None]:
+        measured = await measure(atlas, facts_of(atlas, about), llm, output)
+        return {fact.subquery: fact.known for fact in measured}
 
     return DemoWorld(
         index=BM25Index.build(corpus(atlas)),
-        training=TrainingQuestions(
-            as_mixed(cold, train, recipe.cold_start.questions),
-            chains(first)[: recipe.stage1.questions],
-            chains(second)[: recipe.stage2.questions],
-        ),
+        training=training,
         asked=asked,
         model=checkpoint_of(settings.model, work),
         known=known,
-        engine={"max_context": 2048},
+        engine={"max_context": recipe.lessons.max_context if recipe.lessons else 2048},
         instructed=("cot",),
         cold_start=ColdStartConfig(retrieve_share=settings.retrieve_share),
     )
+
+
+def training_questions(world: World, recipe: DemoRecipe) -> dict[str, list[Question]]:
+    """Return a mini world's training questions by stage, in the numbers of the recipe.
+
+    Stage II asks about other films and people than Stage I. On the facts of its own questions, Stage I's decisions
+    are fitted already, so that nothing would be left to correct. Both stages have few comparisons (6%); without
+    them, they would forget how to answer comparisons.
+    """
+    cold_start, stage1, stage2 = recipe.stages
+    lessons = world.questions("lessons", comparisons=COMPARISONS_TAUGHT)[: cold_start.questions]
+    seen = {question.question for question in lessons}
+    fresh = [question for question in multi_hop(world.questions("lessons")) if question.question not in seen]
+    return {
+        "cold_start": lessons,
+        "stage1": multi_hop(world.questions("train"))[: stage1.questions],
+        "stage2": fresh[: stage2.questions],
+    }
+
+
+def multi_hop(questions: Iterable[Question]) -> list[Question]:
+    """Return the questions that take more than one hop."""
+    return [question for question in questions if (question.hops or 0) > 1]
+
+
+def chains(questions: Iterable[Question]) -> list[Question]:
+    """Return the chains of several hops, whose answers cannot be guessed.
+
+    A search keeps every trajectory that ends in the right answer. Comparisons have two answers to guess from: many
+    of their kept trajectories are wrong on the way.
+    """
+    return [question for question in multi_hop(questions) if question.type == "chain"]
 
 
 def part(question: Question, homes: Mapping[str, str]) -> int | None:
@@ -167,10 +208,10 @@ def as_mixed(questions: Sequence[Question], like: Sequence[Question], count: int
 
     Few comparisons are about countries of one part; without this, the cold start would hardly teach them.
     """
-    chains, others = ([q for q in questions if (q.type == "chain") is wanted] for wanted in (True, False))
+    linked, others = ([q for q in questions if (q.type == "chain") is wanted] for wanted in (True, False))
     share_of_chains = sum(q.type == "chain" for q in like) / len(like)
     first = round(count * share_of_chains)
-    return [*chains[:first], *others[: count - first]]
+    return [*linked[:first], *others[: count - first]]
 
 
 def one_answer(questions: list[Question]) -> list[Question]:

@@ -7,37 +7,79 @@ also draws the plots as SVG, which follow the reader's colour scheme; this modul
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup
 from pydantic import Field, FiniteFloat, NonNegativeFloat, ValidationError, model_validator
+from scipy.special import stdtrit
 
 from rag_train.answers import exact_match
 from rag_train.errors import UserError
-from rag_train.eval.demo.claims import ALWAYS, OURS
-from rag_train.eval.demo.reference import Placed, placed
 from rag_train.eval.matrix.tables import cause_table, cost_table, decision_table, hops_table, main_table
 from rag_train.eval.metrics.boundary import decision_is_right, known_facts
+from rag_train.eval.metrics.intervals import Effect, effect_across_seeds
 from rag_train.eval.metrics.summary import RunSummary, pool
 from rag_train.files import write_text
 from rag_train.pages.scale import Scale, round_ends
 from rag_train.schema import Decision, Question, Record, Step, Trajectory
 from rag_train.templates import template
 
+OURS, ALWAYS = "deeprag, stage 2", "deeprag-retrieve, stage 2"
+"""Names of the trained model's run, and of the same model's when it always retrieves: the first numbers."""
 WIDTH, HEIGHT = 460, 300
 """Size of a plot with two axes, in SVG units; a narrow page scales it down."""
 WIDE, HIGH = 620, 400
 """Size of the first plot."""
 
 
+class Placed(Record):
+    """A claim's difference in a run of one seed, among those of the reference seeds."""
+
+    here: float
+    seeds: list[float]
+    """The difference in each reference seed."""
+    margin: float
+
+    @property
+    def effect(self) -> Effect:
+        """The mean over the reference seeds."""
+        return effect_across_seeds(self.seeds)
+
+    @property
+    def expected(self) -> tuple[float, float]:
+        """The range that contains the difference of another seed with a probability of 95%."""
+        n = len(self.seeds)
+        half = float(stdtrit(n - 1, 0.975)) * self.effect.se * math.sqrt(n + 1)
+        return self.effect.mean - half, self.effect.mean + half
+
+    @property
+    def outside(self) -> bool:
+        """Whether this run lies outside that range."""
+        lo, hi = self.expected
+        return not lo <= self.here <= hi
+
+
 class Claim(Record):
     """A statement made before the run, and its outcome."""
 
     text: str
-    held: bool
+    verdict: str
+    """holds, fails, or cannot be told apart; of the reference seeds if the claim is placed among them."""
     evidence: str
+    placed: Placed | None = None
+
+    def line(self) -> str:
+        """Return the claim, its verdict and its evidence in one line for the console."""
+        if not (found := self.placed):
+            return f"{self.verdict}: {self.text}: {self.evidence}"
+        effect, outside = found.effect, ", which is outside of what they let expect" if found.outside else ""
+        return (
+            f"{self.verdict}: {self.text}; {len(found.seeds)} reference seeds: {effect.mean:+.3f} "
+            f"[{effect.lo:+.3f}, {effect.hi:+.3f}]; this run: {found.here:+.3f}{outside}"
+        )
 
 
 class Series(Record):
@@ -94,8 +136,6 @@ class ReportData(Record):
     """All data of the page; ``runs`` has a summary per strategy, stage and seed."""
 
     title: str
-    in_mini_world: bool = False
-    """Whether the claims are compared with the reference seeds."""
     summary: str
     claims: list[Claim]
     runs: list[RunSummary]
@@ -105,10 +145,6 @@ class ReportData(Record):
     """Peak memory of the run with its engines and trainings; None in older files."""
     examples: list[Example]
     provenance: Provenance
-
-    def placed(self) -> dict[str, Placed]:
-        """Return the claims among the reference seeds, by text; empty outside of the mini world."""
-        return placed(self.runs) if self.in_mini_world else {}
 
 
 def save_results(path: Path, results: ReportData) -> None:
@@ -131,15 +167,15 @@ def load_results(path: Path) -> ReportData:
 
 def write_report(path: Path, results: ReportData) -> None:
     """Write the page of ``results`` to ``path``, creating its folder."""
-    runs, found = pool(results.runs), results.placed()
+    runs = pool(results.runs)
     tables = [make(runs) for make in (main_table, decision_table, hops_table, cause_table, cost_table)]
     page = template("eval/pages/results.html.jinja").render(
         data=results,
         runs=runs,
         color={run.name: i % 8 for i, run in enumerate(runs)},
         tables=[Markup(table.html()) for table in tables if table.rows],
-        headlines=headlines(runs, results.claims, found),
-        placed=found,
+        headlines=headlines(runs, results.claims),
+        placed=any(claim.placed for claim in results.claims),
         strip=strip,
         frontier=frontier(runs, results.runs),
         stepping=[run for run in runs if run.steps],
@@ -161,18 +197,14 @@ def write_report(path: Path, results: ReportData) -> None:
     write_text(path, page)
 
 
-def headlines(
-    runs: Sequence[RunSummary], claims: Sequence[Claim], found: Mapping[str, Placed]
-) -> list[tuple[str, str]]:
+def headlines(runs: Sequence[RunSummary], claims: Sequence[Claim]) -> list[tuple[str, str]]:
     """Return the numbers that say what happened, each with its meaning; ``runs`` are pooled."""
     by_name = {run.name: run for run in runs}
     ours, always = by_name.get(OURS), by_name.get(ALWAYS)
-    held = (f"{sum(claim.held for claim in claims)} of {len(claims)}", "claims stated before the run held")
-    if found:
-        held = (
-            f"{sum(p.verdict == 'holds' for p in found.values())} of {len(found)}",
-            "claims hold over the reference seeds",
-        )
+    where = (
+        "hold over the reference seeds" if any(claim.placed for claim in claims) else "stated before the run hold"
+    )
+    held = (f"{sum(claim.verdict == 'holds' for claim in claims)} of {len(claims)}", f"claims {where}")
     if not ours or not always:
         return [held]
     best = max((run for run in runs if run is not ours), key=lambda run: run.em.mean)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,23 +12,11 @@ import numpy as np
 from scipy.linalg import block_diag
 
 from rag_train.eval.metrics.boundary import cot_counts, decision_statistic
-from rag_train.eval.metrics.intervals import (
-    Effect,
-    Interval,
-    Statistic,
-    across_seeds,
-    bootstrap_of,
-    effect_across_seeds,
-    effect_of,
-    mean_of,
-    share_across_seeds,
-    share_of,
-)
+from rag_train.eval.metrics.intervals import Interval, Statistic, bootstrap_of, mean_of, share_of
 from rag_train.eval.metrics.measures import wording
 from rag_train.eval.metrics.scores import Score, score
-from rag_train.eval.miniworld.answers import Request
 from rag_train.eval.papers.printed import Column, PublishedTable, Row
-from rag_train.eval.papers.sources import MODELS, ROLES, Source
+from rag_train.eval.papers.sources import MODELS, OF_A_ROLE, START, CheckpointSource, Request
 from rag_train.schema import Question, Trajectory
 
 FIELDS = {"mean": "em", "judge": "accuracy", "input_tokens": "prompt_tokens", "output_tokens": "completion_tokens"}
@@ -71,11 +57,6 @@ class RowMeasure:
         requests = dict.fromkeys(request for measure in measures for request in measure.requests)
         return replace(measures[0], requests=tuple(requests))
 
-    @property
-    def key(self) -> str:
-        """Name of the measure among the recorded values of a seed."""
-        return hashlib.sha256(json.dumps([self.requests, self.metric, self.depths]).encode()).hexdigest()[:12]
-
     def statistic(self) -> Statistic:
         """Return the function that maps the sums made by `Measurements.addends` to the metric.
 
@@ -88,29 +69,22 @@ class RowMeasure:
 
 @dataclass
 class RequestAnswers:
-    """The questions and trajectories of one request, one list per seed."""
+    """The questions and trajectories of one request."""
 
-    questions: list[Sequence[Question]]
-    trajectories: list[list[Trajectory]]
+    questions: Sequence[Question]
+    trajectories: list[Trajectory]
 
     @cached_property
-    def scores(self) -> list[list[Score]]:
-        return [score(q, t) for q, t in zip(self.questions, self.trajectories, strict=True)]
+    def scores(self) -> list[Score]:
+        return score(self.questions, self.trajectories)
 
 
 class Measurements:
-    """The answers that tables need, from one or more sources of the same kind (the seeds), and their metrics.
+    """The answers that tables need, and their metrics. Shares are in percent."""
 
-    Args:
-        sources: sources of the answers.
-        recorded: `recorded` of earlier measurements, one for each seed, which then need no answers.
-    """
-
-    def __init__(self, sources: Sequence[Source], recorded: Sequence[dict[str, float]] = ()):
-        self.sources = sources
+    def __init__(self, source: CheckpointSource):
+        self.source = source
         self.answers: dict[Request, RequestAnswers] = {}
-        self.recorded = list(recorded) or [{} for _ in sources]
-        """The values of each seed that were asked for, by `RowMeasure.key`."""
 
     def wanted(self, tables: Iterable[PublishedTable]) -> list[Request]:
         """Return all requests of the tables, each once, and chains of thought where they judge decisions."""
@@ -127,18 +101,14 @@ class Measurements:
 
     async def run(self, tables: Iterable[PublishedTable]) -> None:
         """Answer all requests of the tables."""
-        wanted = self.wanted(tables)
-        for source in self.sources:
-            for request, trajectories in (await source.answers(wanted)).items():
-                answers = self.answers.setdefault(request, RequestAnswers([], []))
-                answers.questions.append(source.questions(request.questions))
-                answers.trajectories.append(trajectories)
+        for request, trajectories in (await self.source.answers(self.wanted(tables))).items():
+            self.answers[request] = RequestAnswers(self.source.questions(request.questions), trajectories)
 
     def question_sets(self, column: Column, table: PublishedTable) -> list[str]:
         """Return the names of the question sets that a column is measured on."""
         every = [c.dataset for c in table.columns if c.dataset] or ["hotpotqa"]
         names = [column.dataset] if column.dataset else every
-        return list(dict.fromkeys(self.sources[0].question_set(n) for name in names for n in name.split("+")))
+        return list(dict.fromkeys(n for name in names for n in name.split("+")))
 
     def request(self, row: Row, table: PublishedTable, questions: str) -> Request | None:
         """Return the request that measures a row; None if the row cannot be measured here."""
@@ -146,8 +116,7 @@ class Measurements:
             return None
         system = row.strategy.partition("-")[0].partition(",")[0]
         exact, general = ((name, row.trained, row.training) for name in (row.strategy, system))
-        model = MODELS.get(exact) or MODELS.get(general) or self.sources[0].default_model(row, table)
-        return Request(model, row.strategy, questions, ROLES.get(general))
+        return Request(MODELS.get(exact) or MODELS.get(general) or START, row.strategy, questions)
 
     def requests(self, table: PublishedTable) -> Iterator[Request]:
         """Yield the requests of a table, column by column."""
@@ -166,60 +135,38 @@ class Measurements:
         """Return why there is no measure of a row here, with any answers; empty if there is one."""
         if row.model:
             return f"no model here stands for {row.model}"
-        return self.sources[0].missing(row) if row.strategy else "no strategy of rag-train answers like this row"
+        if row.strategy is None:
+            return "no strategy of rag-train answers like this row"
+        system = row.strategy.partition("-")[0].partition(",")[0]
+        return "one role has a model of its own" if (system, row.trained, row.training) in OF_A_ROLE else ""
 
-    def lacks(self, row: Row, measure: RowMeasure) -> str:
-        """Return why a row's measure has no values; empty if it has."""
+    def unmeasured(self, measure: RowMeasure) -> str:
+        """Return why a measure has no value; empty if it has."""
         if measure.metric in UNMEASURED:
             return f"{measure.metric} needs {UNMEASURED[measure.metric]}"
-        return self.missing(row) or ("" if self.answered(measure) else f"no answers for {row.name!r}")
-
-    def values(self, measure: RowMeasure) -> list[float]:
-        """Return a metric's value for each seed; shares are in percent."""
-        key, metric_of, scale = measure.key, measure.statistic(), _scale(measure.metric)
-        for i, seed in enumerate(self.recorded):
-            if key not in seed:
-                seed[key] = scale * float(metric_of(self.addends(measure, i).sum(axis=0)))
-        return [seed[key] for seed in self.recorded]
-
-    def mean(self, measure: RowMeasure) -> float:
-        """Return the mean of `values`."""
-        return float(np.mean(self.values(measure)))
+        return "" if self.answered(measure) else "no answers"
 
     def interval(self, measure: RowMeasure) -> Interval:
-        """Return a metric's mean with its interval over the seeds, or over the questions of a single seed."""
-        scale, values = _scale(measure.metric), self.values(measure)
-        share = measure.metric in PERCENT
-        if len(values) > 1:
-            interval = (share_across_seeds if share else across_seeds)([value / scale for value in values])
-        elif share:
-            counts = self.addends(measure, 0).sum(axis=0)[1::2]  # after each total its count
-            mean, count = values[0] / scale, float(counts.sum())
-            interval = share_of(mean * count, 0.0 if isnan(mean) else count)
+        """Return a metric's value with its interval over the questions."""
+        rows, statistic, scale = self.addends(measure), measure.statistic(), _scale(measure.metric)
+        if measure.metric in PERCENT:
+            sums = rows.sum(axis=0)
+            value, count = float(statistic(sums)), float(sums[1::2].sum())  # after each total its count
+            interval = share_of(value * count, 0.0 if isnan(value) else count)
         else:
-            interval = bootstrap_of(self.addends(measure, 0), measure.statistic(), None)
+            interval = bootstrap_of(rows, statistic, None)
         return interval.scaled(scale)
 
     def answered(self, measure: RowMeasure) -> bool:
-        """Whether there are answers to all requests of a measure, or the values that they gave."""
-        return measure.key in self.recorded[0] or all(request in self.answers for request in measure.requests)
+        """Whether there are answers to all requests of a measure."""
+        return all(request in self.answers for request in measure.requests)
 
-    def differences(self, first: RowMeasure, second: RowMeasure) -> list[float]:
-        """Return the first measure minus the second for each seed."""
-        return [round(a - b, 9) for a, b in zip(self.values(first), self.values(second), strict=True)]
+    def difference(self, first: RowMeasure, second: RowMeasure) -> Interval:
+        """Return the first measure minus the second, with its interval over the questions.
 
-    def effect(self, first: RowMeasure, second: RowMeasure, differences: Sequence[float]) -> Effect:
-        """Return the mean of the seeds' `differences`, with its interval.
-
-        A single seed says nothing about others: its interval is over the questions, and questions about one film or
-        person are resampled together.
+        Questions about one film or person are resampled together.
         """
-        if len(differences) > 1:
-            return effect_across_seeds(differences)
-        return effect_of(self._over_questions(first, second))
-
-    def _over_questions(self, first: RowMeasure, second: RowMeasure) -> Interval:
-        a, b = self.addends(first, 0), self.addends(second, 0)
+        a, b = self.addends(first), self.addends(second)
         # Both measures' sums share one row, so that all values of a cluster are drawn together.
         width, rows = a.shape[1], block_diag(a, b)
         x, y = first.statistic(), second.statistic()
@@ -227,19 +174,19 @@ class Measurements:
         difference = bootstrap_of(rows, lambda sums: x(sums[..., :width]) - y(sums[..., width:]), clusters)
         return difference.scaled(_scale(first.metric))
 
-    def addends(self, measure: RowMeasure, seed: int) -> np.ndarray:
+    def addends(self, measure: RowMeasure) -> np.ndarray:
         """Return what each question adds to the sums of a metric, of shape (questions, sums).
 
         Each request has sums of its own, which `RowMeasure.statistic` reads.
         """
-        return block_diag(*(self._addends(measure, request, seed) for request in measure.requests if request))
+        return block_diag(*(self._addends(measure, request) for request in measure.requests if request))
 
-    def _addends(self, measure: RowMeasure, request: Request, seed: int) -> np.ndarray:
+    def _addends(self, measure: RowMeasure, request: Request) -> np.ndarray:
         answers = self.answers[request]
-        asked, answered, scores = answers.questions[seed], answers.trajectories[seed], answers.scores[seed]
+        asked, answered, scores = answers.questions, answers.trajectories, answers.scores
         match measure.metric:
             case "decision_f1" | "decision_accuracy" | "balanced_accuracy" | "mcc":
-                cot = self.answers[self._cot(request.questions)].trajectories[seed]
+                cot = self.answers[self._cot(request.questions)].trajectories
                 rows = [counts.table for counts in cot_counts(asked, answered, cot)]
             case "retrievals_correct" | "retrievals_incorrect":
                 right = measure.metric == "retrievals_correct"
@@ -257,11 +204,11 @@ class Measurements:
 
     def _cot(self, questions: str) -> Request:
         """Return the request for the answers that show what the model knows (DeepRAG, Table 3)."""
-        return Request(self.sources[0].start, "cot", questions)
+        return Request(START, "cot", questions)
 
     def _clusters(self, measure: RowMeasure) -> Iterator[str]:
         for request in filter(None, measure.requests):
-            for question in self.answers[request].questions[0]:
+            for question in self.answers[request].questions:
                 yield (question.decomposition[0].entity if question.decomposition else "") or question.id
 
 

@@ -55,7 +55,7 @@ RetrieverKind = Literal["sparse", "dense", "web", "hybrid"]
 Kind = Literal["higher", "lower", "at least", "at most", "within"]
 """Relations between rows that a claim may state; see `PaperClaim`."""
 AS_GOOD = ("within", "at least", "at most")
-"""Kinds of claims that rows are equally good, or nearly; how near, the protocol says."""
+"""Kinds of claims that rows are equally good, or nearly; see `rag_train.eval.papers.judge`."""
 
 
 class Column(Record):

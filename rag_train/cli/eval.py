@@ -26,7 +26,6 @@ from rag_train.cli.options import (
     announce,
     engine_config,
     kit_config,
-    numbers,
 )
 from rag_train.errors import UserError
 from rag_train.pairs import named
@@ -340,11 +339,6 @@ def reproduce(
     table: Annotated[
         str | None, typer.Argument(help="Such as table1 or figure5; all tables of the paper if not given.")
     ] = None,
-    miniworld: Annotated[
-        bool, typer.Option("--miniworld", help="Use the models and questions of the mini world.")
-    ] = False,
-    seeds: Annotated[str, typer.Option(help="With --miniworld: comma-separated seeds.")] = "0,1,2",
-    split: Annotated[str, typer.Option(help="With --miniworld: dev to choose settings, test to report.")] = "test",
     model: Annotated[
         list[str] | None,
         typer.Option(metavar="ROLE=MODEL", help="Model for a role: base, stage1, stage2, ...; may be repeated."),
@@ -365,41 +359,28 @@ def reproduce(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Measure the papers' tables next to their printed numbers, and test the papers' claims.
-
-    With --miniworld, the default sample is 60 questions of each kind, and --dry-run asks nothing.
-    """
+    """Measure the papers' tables next to their printed numbers, and count what supports their claims."""
     from rag_train.eval.papers.printed import chosen_tables
 
-    chosen = chosen_tables(paper, table)  # raises UserError for unknown tables before any training
-    if not (miniworld or (model and questions and index)):
-        raise UserError("give either --miniworld, or --model base=..., --questions DATASET=FILE and --index")
-    announce(f"{len(chosen)} tables, measured in {'the mini world' if miniworld else work / 'reproduce'}")
+    chosen = chosen_tables(paper, table)  # raises UserError for unknown tables before any engine starts
+    if not (model and questions and index):
+        raise UserError("give --model base=..., --questions DATASET=FILE and --index")
+    announce(f"{len(chosen)} tables, measured in {work / 'reproduce'}")
     from rag_train.eval.papers.page import estimate
     from rag_train.eval.papers.page import reproduce as run
-    from rag_train.eval.papers.sources import CheckpointSource, MiniWorldSource
+    from rag_train.eval.papers.sources import CheckpointSource
+    from rag_train.strategies.kit import open_retrievers
 
-    config = None
-    if miniworld:
-        from rag_train.eval.miniworld.lab import Settings
-
-        settings = Settings(work=work / "miniature", split=split, questions=sample or Settings.questions)
-        sources = [MiniWorldSource(number, settings) for number in numbers("--seeds", seeds)]
-    else:
-        from rag_train.strategies.kit import open_retrievers
-
-        models, files = named_places("--model", model or []), named_places("--questions", questions or [])
-        indexes, first = index or [], next(iter(models.values()))
-        config = kit_config(first, indexes, None, None, reranker, engine, url, passages, True)
-        paths = {dataset: Path(file) for dataset, file in files.items()}
-        folder = work / "reproduce"
-        sources = [CheckpointSource(models, paths, config, open_retrievers(indexes), sample, seed, folder)]
+    models, files = named_places("--model", model), named_places("--questions", questions)
+    config = kit_config(next(iter(models.values())), index, None, None, reranker, engine, url, passages, True)
+    paths = {dataset: Path(file) for dataset, file in files.items()}
+    source = CheckpointSource(models, paths, config, open_retrievers(index), sample, seed, work / "reproduce")
     if dry_run:
-        _print_estimates(asyncio.run(estimate(paper, table, sources)), config.engine if config else None, as_json)
+        _print_estimates(asyncio.run(estimate(paper, table, source)), config.engine, as_json)
         return
-    orderings = run(paper, table, sources, output)
+    claims = run(paper, table, source, output)
     if as_json:
-        print(json.dumps([ordering.model_dump(mode="json") for ordering in orderings]))
+        print(json.dumps([claim.model_dump(mode="json") for claim in claims]))
 
 
 @evaluation.command("report", rich_help_panel=EVALUATION)

@@ -1,6 +1,6 @@
 """Bounds on the cost of a question: the most calls and retrievals of each strategy.
 
-They hold at default settings with three passages for a query; `make bench-hostile` attacks them.
+They hold at default settings with three passages for a query; tests ask hostile models for more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The attacks of `make attack`, a few of each; none may do harm."""
+"""The attacks of `make bench NAME=attack`, a few of each; none may do harm."""
 
 from __future__ import annotations
 

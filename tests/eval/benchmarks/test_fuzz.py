@@ -1,4 +1,4 @@
-"""Malformed teacher output; `make fuzz` runs 50 times as many cases."""
+"""Malformed teacher output; `make bench NAME=fuzz` runs 50 times as many cases."""
 
 import asyncio
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
+from rag_train.errors import UserError
 from rag_train.eval.demo.recipe import DemoRecipe
-from rag_train.eval.demo.run import SeedResult, _summary, _timings, folder_of
+from rag_train.eval.demo.run import _timings, claims, summary
+from rag_train.eval.demo.seed import folder_of
+from rag_train.eval.metrics.summary import summarize
 from rag_train.recipe import load_recipe
-from rag_train.schema import GoldStep, Question
+from rag_train.schema import GoldStep, Question, Trajectory
 from rag_train.working_files import PACKAGE
 
 
 def test_parts_add_up_to_the_duration_of_the_run():
-    """U4: the page added the whole run to its parts."""
     timings = _timings([{"search": 1.0, "training": 2.0}, {"search": 3.0, "training": 4.0}], 12.5)
     assert {timing.part: timing.seconds for timing in timings} == {
         "search": 4.0, "training": 6.0, "everything else": 2.5
@@ -22,14 +26,70 @@ def test_parts_add_up_to_the_duration_of_the_run():
     assert sum(timing.seconds for timing in timings) == pytest.approx(12.5)
 
 
-@pytest.mark.parametrize("name", ["demo", "demo_atlas"])
+@pytest.mark.parametrize("name", ["demo", "demo_atlas", "real"])
 def test_summary_tells_how_many_facts_behind_the_questions_are_known(name: str):
     asked = [GoldStep(subquery=text, answer="A.") for text in ("Who?", "Where?", "When?")]
     question = Question(id="q", question="Where and when?", answers=["A"], decomposition=asked)
     known = {"Who?": True, "Where?": False, "of no question": True}  # "When?" is uncertain
-    result = SeedResult([], {}, [question], known, [], {})
-    summary = _summary(load_recipe(DemoRecipe, PACKAGE / f"recipes/{name}.yaml", []), [0], [result])
-    assert "it knows 50%." in summary and "cold start" in summary
+    seed: Any = SimpleNamespace(world=SimpleNamespace(asked=[question]), known=known)
+    told = summary(load_recipe(DemoRecipe, PACKAGE / f"recipes/{name}.yaml", []), [seed])
+    assert "it knows 50%." in told and ("cold start" in told) is (name != "real")
+
+
+class Answered:
+    """A seed whose questions were answered, right or wrong, by the untuned and the tuned model."""
+
+    known: ClassVar[dict[str, bool]] = {}
+
+    def __init__(self, number: int, right: dict[str, list[bool]]):
+        steps = [GoldStep(subquery="Who?", answer="A.", entity=str(i)) for i in range(20)]
+        self.asked = [
+            Question(id=step.entity, question="Who?", answers=["A"], decomposition=[step]) for step in steps
+        ]
+        self.trajectories = {
+            name: [
+                Trajectory(question_id=q.id, question=q.question, strategy="s", answer="A" if found else "B")
+                for q, found in zip(self.asked, rights, strict=False)
+            ]
+            for name, rights in right.items()
+        }
+        self.runs = [
+            summarize(self.questions(name), answers, strategy=strategy, stage=stage, seed=number)
+            for name, answers in self.trajectories.items()
+            for strategy, stage in [name.split(", ")]
+        ]
+
+    def questions(self, name: str) -> list[Question]:
+        return self.asked[: len(self.trajectories[name])]
+
+
+def test_claims_about_lessons_need_the_interval_and_every_seed():
+    recipe = load_recipe(DemoRecipe, PACKAGE / "recipes/real.yaml", [])
+    worse, better = [False] * 20, [True] * 10 + [False] * 10
+    few = {"levelrag, untuned": worse[:6], "levelrag, tuned": [True] * 6}
+    same = {"deeprag, untuned": worse, "deeprag, tuned": better, "hanrag, tuned": better} | few
+    seeds: Any = [Answered(0, same | {"hanrag, untuned": better}), Answered(1, same | {"hanrag, untuned": worse})]
+    found = {claim.text: claim for claim in claims(recipe, seeds)}
+    assert {text.split()[3]: claim.verdict for text, claim in found.items()} == {
+        "deeprag's": "holds",
+        "hanrag's": "cannot be told apart",
+        "levelrag's": "holds",
+    }
+    assert found["The lessons improve deeprag's answers"].evidence.startswith("+0.500 [")
+    assert not any(claim.placed for claim in found.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (["miniworld={}"], "give one of the sections atlas and miniworld"),
+        (["lessons=null"], "give either the sections cold_start"),
+        (["atlas=null", "miniworld={}"], "lessons need the atlas"),
+    ],
+)
+def test_sections_that_do_not_fit_together_are_refused(changes: list[str], problem: str):
+    with pytest.raises(UserError, match=problem):
+        load_recipe(DemoRecipe, PACKAGE / "recipes/real.yaml", changes)
 
 
 def test_another_threshold_keeps_data_and_models():
@@ -38,3 +98,10 @@ def test_another_threshold_keeps_data_and_models():
         return folder_of(recipe, 0, Path()).name
 
     assert key() == key("thresholds.stage2=0.3") != key("stage2.beta=0.1")
+
+
+def test_more_strategies_keep_the_tuned_model():
+    def key(*overrides: str) -> str:
+        return folder_of(load_recipe(DemoRecipe, PACKAGE / "recipes/real.yaml", list(overrides)), 0, Path()).name
+
+    assert key() == key("lessons.tuned=[rag]", "lessons.untuned=[direct]") != key("lessons.tokens=100")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,8 +12,6 @@ from hypothesis import strategies as st
 from support.paths import DATA
 
 from rag_train.errors import UserError
-from rag_train.eval.benchmarks import retrievers as bench_retrievers
-from rag_train.eval.benchmarks import train_reranker
 from rag_train.eval.metrics.measures import success
 from rag_train.eval.metrics.retrieval import (
     CHUNK,
@@ -79,7 +75,9 @@ def test_finds_gold_passages_by_their_words() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not (DATA / "corpus.jsonl").exists(), reason="no real corpus next to this checkout")
 def test_real_corpus_contains_every_gold_passage() -> None:
-    files = [*bench_retrievers.DATASETS.values(), *train_reranker.FILES]
+    names = {"hotpotqa": ("dev_hard", "train_100"), "2wikimultihopqa": ("dev", "train_sample")}
+    files = [f"{folder}/{name}.json" for folder, both in names.items() for name in both]
+    files += ["musique/dev.jsonl", "musique/train_100.jsonl", "popqa/with_passages.json"]
     asked = [question for file in files for question in load_questions(DATA / file)]
     golds = gold_passages(asked, read_corpus(DATA / "corpus.jsonl"))
     assert sum(gold.missing for gold in golds) == 0
@@ -189,47 +187,3 @@ def test_evaluation_leaves_out_questions_without_gold_passages() -> None:
     assert table.rows[1][2:8] == ["0", "–", "–", "–", "–", "–"]
     with pytest.raises(UserError, match="no questions"):
         evaluate_retriever(Fixed([]), [], [])
-
-
-# -- the benchmark ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_benchmark_writes_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    context = [
-        ["Solaris", ["A film by Tarkovsky.", "It is long."]],
-        ["Tarkovsky", ["A director born in Zavrazhye."]],
-    ]
-    row = {
-        "_id": "1",
-        "question": "Where was the director of Solaris born?",
-        "answer": "Zavrazhye",
-        "context": context,
-        "supporting_facts": [["Solaris", 0], ["Tarkovsky", 0], ["Solaris", 9]],
-        "type": "bridge",
-        "level": "hard",
-    }
-    (tmp_path / "questions.json").write_text(json.dumps([row]))
-    passages = [{"id": str(i), "title": t, "text": " ".join(s)} for i, (t, s) in enumerate(context)]
-    (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, passages)))
-    monkeypatch.setattr(bench_retrievers, "DATASETS", {"HotpotQA": "questions.json"})
-    monkeypatch.setattr(bench_retrievers, "_WITH_SENTENCES", ("HotpotQA",))
-    output = tmp_path / "new" / "retrievers.json"
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["bench", "--data", str(tmp_path), "--output", str(output.parent), "--work", str(tmp_path / "work")],
-    )
-    bench_retrievers.main()
-    results = json.loads(output.read_text())
-    assert results["gold"] == {"HotpotQA": {"passages": 2, "missing": 0}} and results["passages"] == 2
-    names = ["BM25", "Lucene", "Dense", "Hybrid"]
-    assert [run["retriever"].split()[0] for run in results["evals"]] == names
-    run = results["evals"][0]
-    assert run["retriever"] == "BM25" and run["measures"]["recall@2"]["mean"] == 1
-    assert run["measures"]["sentence_recall@2"]["mean"] == 1 and run["queries_per_second"] > 0
-    assert results["machine"] and results["code_version"]
-
-    (tmp_path / "questions.json").unlink()
-    with pytest.raises(SystemExit, match="2"):
-        bench_retrievers.main()

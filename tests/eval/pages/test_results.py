@@ -34,7 +34,7 @@ def test_page_escapes_every_text(tmp_path: Path):
     data = ReportData(
         title=EVIL,
         summary=EVIL,
-        claims=[Claim(text=EVIL, held=True, evidence=EVIL)],
+        claims=[Claim(text=EVIL, verdict=EVIL, evidence=EVIL)],
         runs=[run],
         curves=[],
         timings=[],
@@ -57,7 +57,7 @@ def test_page_escapes_every_text(tmp_path: Path):
 def test_first_screen_has_three_numbers_and_the_plot(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory):
     data = load_results(DEMO)
     runs = pool(data.runs)
-    assert [number for number, _ in headlines(runs, data.claims, data.placed())] == ["40.7%", "1.21", "5 of 7"]
+    assert [number for number, _ in headlines(runs, data.claims)] == ["40.7%", "1.21", "5 of 7"]
     assert main_table(runs).columns[:4] == ["Strategy", "EM", "F1", "Retrievals"]
     write_report(tmp_path / "demo.html", data)
     with chromium(tmp_path_factory.mktemp("profile")) as browser:

@@ -41,7 +41,7 @@ def test_help_needs_no_heavy_imports():
         ("demo", "demo, seeds 0: models and data in"),
         ("merge model adapter merged", "merging adapter into model"),
         ("validate model held_out.jsonl", "held_out.jsonl: examples to be written by model"),
-        ("reproduce levelrag --miniworld", "tables, measured in the mini world"),
+        ("reproduce levelrag --model base=m --questions nq=q --index i", "tables, measured in runs/reproduce"),
         ("serve strategy rag --model model --index index", "opening index and model"),
         ("init", "looking for accelerators"),
     ],

@@ -19,8 +19,8 @@ from rag_train.cli.eval import named_places
 from rag_train.errors import UserError
 from rag_train.eval.matrix.cell import load_matrix
 from rag_train.eval.matrix.estimate import bound
-from rag_train.eval.miniworld.answers import Request
 from rag_train.eval.papers.measured import Measurements
+from rag_train.eval.papers.sources import Request
 from rag_train.miniworld.world import World, WorldConfig
 from rag_train.pairs import named
 from rag_train.retrieval.index.open import build_index
@@ -263,17 +263,3 @@ def test_dry_run_of_reproduce_asks_a_few_questions_of_each_cell(
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     base, total = (row for row in rows if row and row[0] in ("base", "all"))
     assert base[1:] == total[1:] and base[1:3] == ["2", "80"]
-
-
-@pytest.mark.slow
-def test_dry_run_of_the_mini_world_counts_and_asks_nothing(tmp_path: Path, monkeypatch, capsys) -> None:
-    command = ["reproduce", "planrag", "--miniworld", "--seeds", "0", "--sample", "3", "--work", str(tmp_path)]
-    assert call(monkeypatch, *command, "--dry-run", "--json") == 0
-    cells = json.loads(capsys.readouterr().out)
-    assert list(tmp_path.iterdir()) == []
-    assert all((cell["questions"], cell["asked"], cell["calls"]) == (3, 0, None) for cell in cells)
-    [planned] = [cell for cell in cells if cell["cell"] == "taught/planner=planrag/planrag-question/two-hop/0"]
-    assert planned["calls at most"] == 3 * BOUNDS["planrag-question"].calls
-    assert call(monkeypatch, *command, "--dry-run") == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "models are trained before they answer" in shown and f" all {len(cells)} {3 * len(cells)} – " in shown

@@ -157,6 +157,6 @@ def test_shipped_mini_model_has_the_present_recipe(tmp_path: Path):
     from rag_train.miniworld.pretrain import RECORD, PretrainConfig, pretrained
 
     directory, trained = pretrained(World(WorldConfig()), PretrainConfig(), tmp_path)
-    assert not trained, "make it again: rag-train demo --scratch, then python -m rag_train.eval.miniworld ship"
+    assert not trained, "make it again: rag-train demo --scratch, then python -m rag_train.eval.demo.ship"
     weights = (directory / "model.safetensors").read_bytes()
     assert json.loads((directory / RECORD).read_text())["sha256"] == hashlib.sha256(weights).hexdigest()

@@ -8,9 +8,9 @@ from typing import cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.hostile import ASKED, FIXED, MODELS, RETRIEVERS, HostileModel, HostileRetriever, ask
 from support.tokenizers import tokenizer_of
 
-from rag_train.eval.benchmarks.hostile import ASKED, FIXED, MODELS, RETRIEVERS, HostileModel, HostileRetriever, ask
 from rag_train.formats import search_r1
 from rag_train.llm.base import LLM, Completion, Sampling
 from rag_train.llm.checkpoint import encode

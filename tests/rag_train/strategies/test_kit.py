@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from support.fakes import Found, OnePassage, Says
+from support.hostile import ASKED, HostileModel, HostileRetriever
 
 from rag_train.cli.options import kit_config
 from rag_train.errors import UserError
-from rag_train.eval.benchmarks.hostile import ASKED, HostileModel, HostileRetriever
 from rag_train.llm.base import Sampling
 from rag_train.llm.engines import EngineConfig
 from rag_train.retrieval.index.bm25_build import build_bm25

@@ -13,7 +13,7 @@ from support.paths import MODEL
 from support.training import pair, recipe_in, sft_record, write
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from rag_train.eval.benchmarks.common import random_model
+from rag_train.eval.benchmarks.harness import random_model
 from rag_train.eval.benchmarks.memory import HEADS, compared
 from rag_train.model_presets import PRESETS
 from rag_train.training.memory import Sharding, architecture, estimate
@@ -66,7 +66,7 @@ def test_sizes_of_states_match_zero_paper(work: Path, tmp_path: Path):
     ],
 )
 def test_estimate_is_near_measured_memory(tmp_path: Path, keys: dict[str, Any]):
-    """Ten shapes are measured by `make bench-memory`."""
+    """Ten shapes are measured by `make bench NAME=memory`."""
     sizes = {"vocab_size": 2048, "hidden_size": 384, "num_hidden_layers": 4, "intermediate_size": 1152}
     random_model(tmp_path / "model", HEADS | sizes, MODEL)
     data = {"sft": write(tmp_path / "sft.jsonl", [sft_record(i) for i in range(8)])}

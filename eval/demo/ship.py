@@ -1,8 +1,12 @@
-"""The checkpoints that the package ships: the mini model, and the controller of the demo's cold start."""
+"""Copies the mini model and the controller of the demo's cold start into the package, which ships both.
+
+Usage: ``rag-train demo --scratch --work NEW_DIR``, then ``python -m rag_train.eval.demo.ship NEW_DIR``.
+"""
 
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
@@ -25,9 +29,7 @@ def ship(demo: Path) -> None:
     """
     controllers = sorted(path.parent for path in demo.glob(f"seed0-*/coldstart/{RESULT}"))
     if len(controllers) != 1:
-        raise UserError(
-            f"--demo {demo}: {len(controllers)} cold starts of seed 0; run rag-train demo --work NEW_DIR"
-        )
+        raise UserError(f"{demo}: {len(controllers)} cold starts of seed 0; run rag-train demo --work NEW_DIR")
     base, _ = pretrained(World(WorldConfig()), PretrainConfig(), demo / "base", scratch=True)
     for source, name in ((base, "base"), (controllers[0], "controller")):
         target = SHIPPED / name
@@ -41,3 +43,7 @@ def ship(demo: Path) -> None:
     weights = {name: tensor.half().float() for name, tensor in weights.items()}
     save_file(weights, SHIPPED / "controller" / WEIGHTS, {"format": "pt"})
     (SHIPPED / "controller" / WEIGHTS).chmod(0o644)
+
+
+if __name__ == "__main__":
+    ship(Path(sys.argv[1]))

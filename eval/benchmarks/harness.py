@@ -1,16 +1,20 @@
-"""Tools that the benchmarks share. Heavy imports wait until they are needed, so that --help answers at once."""
+"""What the benchmarks share: contestants in turn, ratios with their range, and the files of results.
+
+Heavy imports wait until they are needed, so that --help answers at once.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import socket
+import statistics
 import sys
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from rag_train.errors import UserError
 from rag_train.working_files import PACKAGE
@@ -19,26 +23,70 @@ if TYPE_CHECKING:
     from rag_train.llm.base import Completion, Sampling
     from rag_train.miniworld.world import World
     from rag_train.schema import Question
-    from rag_train.training.recipe import TrainRecipe
+    from rag_train.table import Table
 
+T = TypeVar("T")
 CONTROLLER = PACKAGE / "miniworld/checkpoint/controller"
 """The shipped mini model after the demo's cold start, which writes DeepRAG's transcript."""
-WIDTH = {
-    "vocab_size": 152064,
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-}
-"""Qwen2.5-7B with 2 of its 28 layers."""
+OUTPUT = Path("runs/bench")
+"""Where a benchmark writes its results, unless told otherwise."""
 
 
 def benchmark_parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser whose help shows ``description`` as written, with the option ``--output``."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("docs/results"), help="directory of the results")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help=f"directory of the results (default: {OUTPUT})")
     return parser
+
+
+class Ratio(NamedTuple):
+    """How many times as large one series of measurements is as another: the median, the lowest and the highest."""
+
+    median: float
+    lowest: float
+    highest: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} [{self.lowest:.2f}, {self.highest:.2f}]"
+
+
+def ratio(ours: Sequence[float], others: Sequence[float]) -> Ratio:
+    """Compare two series that were measured in turn, pair by pair."""
+    ratios = [a / b for a, b in zip(ours, others, strict=True)]
+    return Ratio(statistics.median(ratios), min(ratios), max(ratios))
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Return the median of repeated measurements as text, with the lowest and the highest."""
+    middle, lowest, highest = (
+        f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values))
+    )
+    return middle if len(values) < 2 else f"{middle} [{lowest}, {highest}]"
+
+
+def in_turn(contestants: Mapping[str, Callable[[], T]], repeats: int, *, warm_up: int = 0) -> dict[str, list[T]]:
+    """Run the contestants in turn, ``repeats`` times after ``warm_up`` rounds, and return their results."""
+    results: dict[str, list[T]] = {name: [] for name in contestants}
+    for number in range(warm_up + repeats):
+        for name, run in contestants.items():
+            result = run()
+            if number >= warm_up:
+                results[name].append(result)
+    return results
+
+
+def save(output: Path, name: str, result: dict[str, Any], table: Table) -> None:
+    """Write ``name.json`` and the table as ``name.md``, both with machine and commit, and print the table."""
+    from rag_train.files import write_text
+    from rag_train.progress import console
+    from rag_train.provenance import code_version, machine, save_result
+
+    save_result(output / f"{name}.json", result)
+    info = machine()
+    measured = ", ".join(f"{key} {info[key]}" for key in ("processor", "cores", "torch", "trl") if key in info)
+    write_text(output / f"{name}.md", f"{table.markdown()}\n*Measured with {code_version()}; {measured}.*\n")
+    console.print(table)
+    console.print(f"wrote {output / name}.json and .md")
 
 
 def random_model(directory: Path, sizes: Mapping[str, Any], tokenizer: Path, dtype: str = "float32") -> Path:
@@ -54,11 +102,6 @@ def random_model(directory: Path, sizes: Mapping[str, Any], tokenizer: Path, dty
     model.save_pretrained(directory)
     load_tokenizer(str(tokenizer)).save_pretrained(directory)
     return directory
-
-
-def seed_list(text: str) -> list[int]:
-    """Return the seeds of an option such as ``--seeds 0,1``; argparse reports the error of a text without them."""
-    return [int(seed) for seed in text.split(",")]
 
 
 @contextmanager
@@ -90,53 +133,11 @@ class MiniWorld(NamedTuple):
 
 def mini_world() -> MiniWorld:
     """Return the mini world with its controller."""
-    from rag_train.eval.miniworld.lab import multi_hop
+    from rag_train.eval.demo.world import multi_hop
     from rag_train.miniworld.world import World, WorldConfig
 
     world = World(WorldConfig())
     return MiniWorld(world, CONTROLLER, multi_hop(world.questions("train")))
-
-
-def stage3_recipe(model: str, folder: Path, price: float, **settings: Any) -> TrainRecipe:
-    """Return the recipe of Stage III in the mini world, on ``questions.jsonl`` and ``index`` in ``folder``.
-
-    ``price`` is that of a retrieval; ``settings`` are more keys of the `RLRecipe`. Seed and ``output_dir`` are
-    still to be set. Adapters are trained: with all weights, the noise of the gradient makes the mini model forget
-    facts and the format. Advantages are not scaled by group: where all rollouts of a question are equally right,
-    any price would otherwise count as much as any other. A call has room for six remembered steps. A run that
-    collapses ends after more steps than there are between two checkpoints, so that the last checkpoint has its
-    final weights.
-    """
-    from rag_train.training.recipe import LoraRecipe, PriceRecipe, RewardRecipe, RLRecipe, TrainRecipe
-
-    section = RLRecipe(
-        index=str(folder / "index"),
-        instructions=False,
-        call_tokens=160,
-        scale="none",
-        reward=RewardRecipe(format=0.1),
-        price=PriceRecipe(retrievals=price),
-        collapse=15,
-        **settings,
-    )
-    return TrainRecipe(
-        stage="rl",
-        model=model,
-        data=folder / "questions.jsonl",
-        output_dir="",
-        lr=1e-3,
-        lora=LoraRecipe(r=8, alpha=16),
-        epochs=1,
-        schedule="constant_with_warmup",
-        warmup_ratio=0.05,
-        max_tokens=1024,
-        batch_size=16,
-        global_batch=64,
-        precision="fp32",
-        logging_steps=1,
-        save_steps=10,
-        rl=section,
-    )
 
 
 class Recorder:

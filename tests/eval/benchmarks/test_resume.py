@@ -1,4 +1,4 @@
-"""The benchmark at full count, at a small count."""
+"""The benchmark of kills at full count, at a small count."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rag_train.eval.benchmarks.scale import Items, moments_of, record, runner, synthesis, training, trajectories
+from rag_train.eval.benchmarks.resume import Items, moments_of, record, runner, synthesis, training
+from rag_train.eval.benchmarks.training import trajectories
 
 
 @pytest.mark.slow
@@ -39,7 +40,7 @@ def test_measures_and_compares_bytes(tmp_path: Path):
 @pytest.mark.release
 @pytest.mark.slow
 def test_replays_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rag_train.eval.benchmarks.scale.QUESTIONS", 4)
+    monkeypatch.setattr("rag_train.eval.benchmarks.resume.QUESTIONS", 4)
     asyncio.run(record(tmp_path / "answers.pickle"))
     searched = synthesis(9, 2, random.Random(0), tmp_path, tmp_path / "answers.pickle")
     assert searched["same_bytes"] and searched["engine_calls"] > 9 and searched["records"] <= 9

@@ -1,10 +1,4 @@
-"""Most calls and retrievals of every strategy against hostile models and retrievers (make bench-hostile).
-
-Each strategy has a stated bound at its default settings, with three passages for a query. It answers questions with
-models that write nothing, repeat themselves, misplace markers, cut their JSON, ignore the token limit, or keep to
-every format and always ask for more, and with retrievers that return nothing, far too much, or duplicates. Writes
-hostile.json.
-"""
+"""Models that write nothing, too much or nonsense, and retrievers that return nothing, too much or duplicates."""
 
 from __future__ import annotations
 
@@ -12,25 +6,20 @@ import asyncio
 import json
 import random
 import re
-import time
 from collections.abc import Sequence
-from itertools import count, product
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, Literal, cast, get_args
 
 import torch
 
-from rag_train.eval.benchmarks.common import benchmark_parser
 from rag_train.formats import deeprag, search_r1
 from rag_train.llm.base import LLM, Completion, Sampling, TokenLogprob, Usage
 from rag_train.llm.transformers import Inspection
-from rag_train.progress import console
-from rag_train.provenance import save_result
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import GoldStep, Passage, Question, Trajectory
 from rag_train.strategies.base import Kit
-from rag_train.strategies.bounds import BOUNDS, Bound
-from rag_train.strategies.registry import STRATEGIES, build
+from rag_train.strategies.registry import build
 
 ModelKind = Literal["empty", "again", "markers", "cut JSON", "long", "languages", "control", "obedient"]
 RetrieverKind = Literal["nothing", "everything", "duplicates"]
@@ -182,33 +171,3 @@ async def ask(name: str, model: ModelKind, retriever: RetrieverKind, seed: int) 
     kit = Kit(cast(LLM, llm), front, passages=3, instructions=False, retrievers=kinds)
     trajectory = await build(name, kit).answer(ASKED)
     return trajectory, next(llm.made), len(searcher.queries)
-
-
-def measure(name: str, seeds: int) -> dict[str, Any]:
-    """Answer a question for each pair of model and retriever and each seed; return the largest costs."""
-    most, longest, questions = Bound(0, 0), 0.0, 0
-    for model, retriever in product(MODELS, RETRIEVERS):
-        for seed in range(1 if model in FIXED else seeds):
-            began = time.perf_counter()
-            _, calls, queries = asyncio.run(ask(name, model, retriever, seed))
-            longest = max(longest, time.perf_counter() - began)
-            most = Bound(max(most.calls, calls), max(most.retrievals, queries))
-            questions += 1
-    seen = {"calls": most.calls, "retrievals": most.retrievals, "seconds": longest, "questions": questions}
-    return {"strategy": name, "bound": BOUNDS[name]._asdict()} | seen
-
-
-def main() -> None:
-    parser = benchmark_parser(__doc__)
-    parser.add_argument("--seeds", type=int, default=2, help="seeds of each model that is not constant")
-    options = parser.parse_args()
-    rows = []
-    for name in STRATEGIES:
-        rows.append(measure(name, options.seeds))
-        row = rows[-1]
-        console.print(f"{name}: {row['calls']} calls, {row['retrievals']} retrievals, {row['seconds']:.2f} s")
-    save_result(options.output / "hostile.json", {"seeds": options.seeds, "rows": rows})
-
-
-if __name__ == "__main__":
-    main()
