@@ -188,11 +188,6 @@ def effect_across_seeds(values: Sequence[float]) -> Effect:
     return Effect(mean=mean, lo=mean - half, hi=mean + half, se=se, df=n - 1)
 
 
-def effect_of(interval: Interval) -> Effect:
-    """Return a bootstrap interval over questions as a normally distributed effect."""
-    return Effect(**interval.model_dump(), se=(interval.hi - interval.lo) / (2 * 1.959964), df=None)
-
-
 def across_seeds(values: Sequence[float]) -> Interval:
     """Return the interval of `effect_across_seeds` alone."""
     return Interval(**effect_across_seeds(values).model_dump(include=set(Interval.model_fields)))
@@ -211,12 +206,3 @@ def holm(p_values: Sequence[float], size: int) -> list[float]:
         highest = max(highest, min(1.0, (size - rank) * p_values[i]))
         adjusted[i] = highest
     return adjusted
-
-
-def at_least(count: int, p_values: Sequence[float]) -> float:
-    """Return the p-value of the claim that at least ``count`` of the alternatives are true.
-
-    This is the partial conjunction test (Benjamini and Heller 2008) in Bonferroni's form, which is valid for
-    dependent tests. For all of them it is the largest p-value, for one it is Bonferroni's.
-    """
-    return min(1.0, (len(p_values) - count + 1) * sorted(p_values)[count - 1])

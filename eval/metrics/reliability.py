@@ -47,18 +47,6 @@ class Reliability(Record):
         """Expected calibration error: mean distance of frequency and probability (Guo et al. 2017, equation 3)."""
         return sum(bin.count * abs(bin.frequency - bin.probability) for bin in self.bins) / self.count
 
-    @property
-    def auroc(self) -> float:
-        """Area under the ROC curve, from the bins: the probability that a lacking fact has the higher forecast.
-
-        It does not depend on a threshold. Forecasts in the same bin count as equal. NaN if all outcomes are equal.
-        """
-        lacking = [bin.count * bin.frequency for bin in self.bins]
-        known = [bin.count - lacks for bin, lacks in zip(self.bins, lacking, strict=True)]
-        pairs = sum(lacking) * sum(known)
-        ordered = sum(lacks * (sum(known[:i]) + known[i] / 2) for i, lacks in enumerate(lacking))
-        return ordered / pairs if pairs else math.nan
-
     def __add__(self, other: Reliability) -> Reliability:
         """The reliability of both sets of forecasts together."""
         joined: dict[float, Bin] = {bin.lo: bin for bin in self.bins}

@@ -11,7 +11,6 @@ from support.trajectories import QUESTIONS, RUN
 
 from rag_train.eval.metrics.intervals import (
     across_seeds,
-    at_least,
     bootstrap,
     effect_across_seeds,
     holm,
@@ -75,9 +74,3 @@ def test_holms_adjusted_p_values():
     """Each ordered p-value counts once for every hypothesis that is left, and never less than the one before."""
     assert holm([0.01, 0.04, 0.03], 3) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.01, 0.5], 10) == pytest.approx([0.1, 1.0])
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=10))
-def test_all_needs_the_largest_p_value_and_one_needs_bonferronis(p_values: list[float]):
-    assert at_least(len(p_values), p_values) == max(p_values)
-    assert at_least(1, p_values) == min(1.0, len(p_values) * min(p_values))

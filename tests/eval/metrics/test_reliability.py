@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,13 +18,6 @@ def test_bins_ece_and_brier_score() -> None:
     assert found.ece == pytest.approx(0.5 * (0.5 - 0.025) + 0.5 * (0.975 - 0.5))
     assert found.brier == pytest.approx((0 + 0.95**2 + 0.05**2 + 1) / 4)
     assert reliability([]) is None
-
-
-def test_auroc_is_the_share_of_pairs_in_the_right_order() -> None:
-    found = reliability([(0.0, False), (0.15, True), (0.55, False), (0.56, True), (0.95, True)])
-    assert found and found.auroc == pytest.approx((1 + 1.5 + 2) / (3 * 2))  # a pair in one bin counts half
-    only = reliability([(0.5, True)])
-    assert only and math.isnan(only.auroc)
 
 
 @pytest.mark.slow
