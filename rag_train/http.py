@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import time
 import zlib
 from collections.abc import Iterator
@@ -20,23 +21,26 @@ try:
 except ImportError as error:
     raise not_installed(error) from error
 
-BUSY = (429, 502, 503, 504)
-"""Statuses of temporary failures: an exceeded rate limit, or a proxy whose server is restarting."""
 LARGEST = 64 * 2**20
 """Maximum size of a response in bytes, as sent and as decompressed."""
 LONGEST_WAIT = 30.0
 """Maximum wait between two attempts in seconds; if a server asks for a longer wait, there is no further attempt."""
 
 
+def is_busy(status: int) -> bool:
+    """Whether a status is that of a temporary failure: a rate limit, a conflict, or a server that is restarting."""
+    return status in (408, 409, 425, 429) or 502 <= status < 600
+
+
 def send(client: httpx.Client, method: str, url: str, retries: int, **content: Any) -> httpx.Response:
-    """Send a request, with up to ``retries`` further attempts after `BUSY` statuses and connection errors.
+    """Send a request, with up to ``retries`` further attempts after connection errors and temporary failures.
 
     The wait before an attempt is 0.1 s, doubled for each further attempt and reduced at random by up to a half, so
     that many clients do not return at the same moment; or the server's Retry-After, if that is longer.
 
     Returns:
-        The response. Its status is in `BUSY` if the last attempt failed, or if the server asks for a wait of more
-        than `LONGEST_WAIT` seconds.
+        The response. Its status is a temporary failure's (`is_busy`) if the last attempt failed, or if the server
+        asks for a wait of more than `LONGEST_WAIT` seconds.
 
     Raises:
         httpx.TransportError: if the last attempt cannot connect, loses the connection, or times out.
@@ -51,7 +55,7 @@ def send(client: httpx.Client, method: str, url: str, retries: int, **content: A
                 raise
         else:
             wait = max(wait, retry_after(response) or 0.0)
-            if response.status_code not in BUSY or attempt == retries or wait > LONGEST_WAIT:
+            if not is_busy(response.status_code) or attempt == retries or wait > LONGEST_WAIT:
                 return response
         time.sleep(wait)
     raise AssertionError("the last attempt returns or raises")
@@ -151,7 +155,7 @@ def _decompressed(encoding: str, body: bytes | bytearray) -> bytes:
 def retry_after(response: httpx.Response) -> float | None:
     """Return the seconds of the Retry-After header, a number or a date; None if it is missing or invalid."""
     value = response.headers.get("retry-after", "")
-    if value.isascii() and value.isdigit():
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?", value.strip()):
         return float(value)
     try:
         return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())

@@ -33,6 +33,8 @@ class Sampling:
     """Texts of which the output is one."""
     regex: str | None = None
     """Regular expression that the whole output matches."""
+    thoughts: bool = False
+    """Whether thoughts between tags (``<think>``) are part of the text, because the prompt asks for them."""
     adapter: str | None = None
     """Directory of the LoRA adapter to use, as saved by PEFT; None for the base model."""
 
@@ -120,7 +122,7 @@ class LLM(Protocol):
         """Continue ``prompt``.
 
         Raises:
-            ValueError: if the prompt and ``max_tokens`` do not fit the model's context.
+            Refused: if the prompt is refused for good, for example because it does not fit the model's context.
             EngineError: if the engine fails or does not answer in time.
         """
         ...

@@ -49,8 +49,11 @@ class EngineConfig:
     tokenizer: str | None = None
     """Directory or hub name of the model's tokenizer; null: the model's own (vllm, transformers, openai)."""
     thinking: bool | None = None
-    """Whether a thinking model thinks before it answers; null: as its chat template says. true only with chat: the
-    other engines begin the model's answer for it (vllm, transformers, openai, chat)."""
+    """Whether a thinking model thinks before it answers; null: as its chat template says, and with chat with
+    tokens for its thoughts if it is found to think. true only with chat: the other engines begin the model's answer
+    for it (vllm, transformers, openai, chat)."""
+    thinking_tokens: Count = 8192
+    """Number of tokens for the thoughts of a model that thinks, in addition to those of its answer (chat)."""
     timeout: Annotated[float, Field(gt=0)] = 600.0
     """Time limit of a call in seconds. A call that takes longer fails (vllm, transformers, openai, chat)."""
     requests_per_minute: Count | None = None
@@ -78,7 +81,7 @@ class EngineConfig:
     @property
     def identity(self) -> dict[str, Any]:
         """The settings that answers depend on."""
-        names = ("kind", "dtype", "max_context", "tokenizer", "thinking")
+        names = ("kind", "dtype", "max_context", "tokenizer", "thinking", "thinking_tokens")
         return {name: getattr(self, name) for name in names}
 
 
@@ -94,6 +97,7 @@ _ONLY = {
     "tokenizer": ("vllm", "transformers", "openai"),
     "requests_per_minute": ("openai", "chat"),
     "tokens_per_minute": ("openai", "chat"),
+    "thinking_tokens": ("chat",),
     "input_price": ("chat",),
     "output_price": ("chat",),
 }
@@ -170,7 +174,8 @@ async def _connect(model: str, config: EngineConfig) -> LLM:
         engine = OpenAIEngine.start(config.urls, model, tokenizer=tokenizer, thinking=thinking, **options)
     else:
         prices = (config.input_price, config.output_price)
-        engine = ChatEngine(Replicas(config.urls, **options), model, thinking=config.thinking, prices=prices)
+        thoughts = {"thinking": config.thinking, "thinking_tokens": config.thinking_tokens}
+        engine = ChatEngine(Replicas(config.urls, **options), model, **thoughts, prices=prices)
     try:
         await engine.probe()
     except BaseException as error:

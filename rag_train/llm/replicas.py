@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import os
 import random
+import re
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -16,9 +18,12 @@ from weakref import WeakKeyDictionary
 from pydantic import BaseModel, ValidationError
 
 from rag_train.errors import UserError
-from rag_train.http import BUSY, httpx, read_async, retry_after
+from rag_train.http import httpx, is_busy, read_async, retry_after
 from rag_train.llm.base import EngineError
 from rag_train.llm.memo import CallLog, conversation
+from rag_train.llm.problems import OF_A_SERVER, Problem, Rejected, problem_of
+from rag_train.progress import console
+from rag_train.retrieval.corpus import encodable
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -31,16 +36,10 @@ LONGEST_WAIT = 30.0
 SLACK = 8
 """Number of calls that a question's replica may have in flight above the least, before the question leaves it."""
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
 retry_for: ContextVar[float] = ContextVar("retry_for", default=600.0)
 """Seconds after its first failure during which a call is sent again."""
-
-
-class Rejected(UserError):
-    """A server rejected a request; ``problem`` is its status and message."""
-
-    def __init__(self, url: str, problem: str, remedy: str = ""):
-        super().__init__(f"{url}: request rejected, {problem}{remedy}")
-        self.problem = problem
 
 
 @dataclass(eq=False)
@@ -48,6 +47,8 @@ class Replica:
     """A server and its state."""
 
     url: str
+    query: str = ""
+    """Query of the address with its question mark. It may hold a key, and is never shown."""
     in_flight: set[asyncio.Timeout] = field(default_factory=set)
     """Time limits of the attempts in progress."""
     failures: int = 0
@@ -56,6 +57,10 @@ class Replica:
     """Time on the event loop's clock until which the replica is not used."""
     problem: str = ""
     """Description of the last failure."""
+    asked: float = 0.0
+    """Seconds that the server asked to wait after it."""
+    rejects: bool = False
+    """Whether the server rejects every request, so that its calls go to the others."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,21 @@ class Answer:
     content: bytes
 
     def read(self, cls: type[M]) -> M:
-        """Parse the body. Raises EngineError if it is not a ``cls``."""
+        """Parse the body. Halves of surrogate pairs, which cannot be written as UTF-8, become question marks.
+
+        Raises EngineError, with the name of the field, if the body is not a ``cls``.
+        """
         try:
-            return cls.model_validate_json(self.content)
+            value = json.loads(self.content.decode("utf-8-sig", "replace"))
+            if _SURROGATE.search(self.content):
+                value = json.loads(encodable(json.dumps(value, ensure_ascii=False)))
+            return cls.model_validate(value)
         except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            raise EngineError(f"{self.url}: the answer is not a completion ({reason})") from error
+            first = error.errors()[0]
+            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        except (ValueError, RecursionError) as error:
+            reason = f"Invalid JSON: {error}"
+        raise EngineError(f"{self.url}: the answer is not a completion ({reason})")
 
 
 class Pace:
@@ -98,12 +112,14 @@ class Replicas:
     """A client of one or several servers, which takes care of retries.
 
     All calls of a question (of a `CallLog`) go to the same replica, whose prefix cache knows the question, unless
-    it falls behind. If a replica cannot be reached, closes the connection, or answers 429, 502, 503 or 504, it is
-    not used for a while and its calls are sent again, to another replica if possible, for the time of `retry_for`.
-    A run therefore survives a server's restart.
+    it falls behind. If a replica cannot be reached, closes the connection, or reports a temporary failure
+    (`rag_train.http.is_busy`), it is not used for a while and its calls are sent again, to another replica if
+    possible, for the time of `retry_for`. A run therefore survives a server's restart. A replica that rejects every
+    call, such as one that has not loaded the model, is named, and its calls go to the others.
 
     Args:
         urls: addresses of the API, such as ``https://api.openai.com/v1``; ``/v1`` is added to one without a path.
+            The path of an endpoint is left out (``/chat/completions``), and a query is kept (``?api-version=``).
         key: name of the environment variable with the API key; None to send no key.
         timeout: time limit of one attempt at a call, in seconds.
         max_in_flight: maximum number of calls in flight for each replica; further calls wait.
@@ -128,8 +144,8 @@ class Replicas:
             raise UserError(
                 "engine.urls: no server given; start a server with `vllm serve MODEL` and give its address"
             )
-        self.all = [Replica(_base(url)) for url in urls]
-        self.headers = _headers(key, [replica.url for replica in self.all])
+        self.all = [Replica(*_split(url)) for url in urls]
+        self.headers = _headers(key, self.all)
         self._timeout = timeout
         self._slots = asyncio.Semaphore(max_in_flight * len(urls))
         self._requests, self._tokens = Pace(requests_per_minute), Pace(tokens_per_minute)
@@ -145,9 +161,9 @@ class Replicas:
         """Send ``body`` to ``path`` on one of the replicas; the call will need about ``tokens`` tokens.
 
         Raises:
-            ValueError: if the prompt does not fit the model's context.
+            Refused: if the server refuses the prompt, for example because it does not fit the model's context.
             EngineError: if the servers fail or do not answer in time.
-            Rejected: if the server rejects the request for another reason.
+            Rejected: if the servers reject the request for another reason.
         """
         loop = asyncio.get_running_loop()
         patience = retry_for.get()
@@ -162,22 +178,45 @@ class Replicas:
                 if replica.back_at > now:  # no replica is in use; this replica is back first
                     deadline = deadline or now + patience
                     if replica.back_at > deadline:
-                        raise EngineError(f"{replica.url}: {replica.problem}; gave up after {patience:g} s")
+                        raise _gave_up(replica, now, patience)
                     await asyncio.sleep((replica.back_at - now) * random.uniform(1, 1.25))
                     continue
                 response = await self._attempt(replica, path, body)
+                problem = problem_of(response) if response else None
                 if response is None:
                     deadline = deadline or now + patience
-                elif response.status_code == 500 and not retried:
+                elif problem is None:
+                    replica.rejects = False
+                    return Answer(replica.url, response.content)
+                elif refusal := problem.refusal:
+                    raise refusal
+                elif problem.busy:
+                    deadline = deadline or now + patience
+                    self._set_aside(replica, problem.message, asked := retry_after(response) or 0.0)
+                    replica.asked = asked
+                elif problem.status == 500 and not retried:
                     # vLLM answers 500 to all calls in flight when its engine stops, and to invalid calls.
                     retried = True
-                    self._set_aside(replica, problem_of(response))
-                else:
-                    return _checked(replica.url, response)
+                    self._set_aside(replica, problem.message)
+                elif problem.status >= 500 or (problem.status < 400 and problem.status != 200):
+                    raise EngineError(f"{replica.url}: {problem.message}")
+                elif problem.status not in OF_A_SERVER or not self._leave(replica, problem):
+                    raise Rejected(replica.url, problem)
 
     def used(self, estimate: int, tokens: int) -> None:
         """Correct the ``estimate`` given for a call to the number of tokens that it used."""
         self._tokens.give_back(estimate - tokens)
+
+    def _leave(self, replica: Replica, problem: Problem) -> bool:
+        """Stop using a replica that rejects every call for a while. Return whether there is another."""
+        if not replica.rejects and len(self.all) > 1:
+            console.print(
+                f"{replica.url}: {problem.message}; its calls go to the other servers", markup=False, soft_wrap=True
+            )
+        replica.rejects = True
+        if others := not all(each.rejects for each in self.all):
+            self._set_aside(replica, problem.message, LONGEST_WAIT)
+        return others
 
     def _choose(self, now: float) -> Replica:
         least = min(self.all, key=lambda replica: (max(replica.back_at, now), len(replica.in_flight)))
@@ -190,13 +229,13 @@ class Replicas:
         return home
 
     async def _attempt(self, replica: Replica, path: str, body: dict[str, Any]) -> httpx.Response | None:
-        """Return the replica's answer, or None if the call has to be sent again."""
+        """Return the replica's response, or None if there is none and the call has to be sent again."""
         expiry = asyncio.get_running_loop().time() + self._timeout
         limit = asyncio.timeout_at(expiry)
         replica.in_flight.add(limit)
         try:
             async with limit:
-                request = self._client.build_request("POST", f"{replica.url}{path}", json=body)
+                request = self._client.build_request("POST", f"{replica.url}{path}{replica.query}", json=body)
                 response = await read_async(self._client, request)
         except TimeoutError as error:
             if limit.when() != expiry:
@@ -216,10 +255,7 @@ class Replicas:
             raise EngineError(f"{replica.url}: {error}") from error
         finally:
             replica.in_flight.discard(limit)
-        if response.status_code in BUSY and "insufficient_quota" not in response.text:
-            self._set_aside(replica, problem_of(response), retry_after(response) or 0.0)
-            return None
-        if replica.back_at <= asyncio.get_running_loop().time():
+        if not is_busy(response.status_code) and replica.back_at <= asyncio.get_running_loop().time():
             replica.failures = 0
         return response
 
@@ -229,41 +265,44 @@ class Replicas:
             replica.failures += 1
         wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (replica.failures - 1))
         replica.back_at = max(replica.back_at, now + max(at_least, wait))
-        replica.problem = problem
+        replica.problem, replica.asked = problem, 0.0
 
     async def aclose(self) -> None:
         await self._client.aclose()
 
 
-def _checked(url: str, response: httpx.Response) -> Answer:
-    """Return a successful response's body. Raises as `Replicas.post` does."""
-    status, problem = response.status_code, problem_of(response)
-    if 400 <= status < 500:
-        if status == 400 and ("context length" in problem or "context_length" in problem):
-            raise ValueError(problem)
-        raise Rejected(url, problem, "; name the variable with its key as engine.key" if status == 401 else "")
-    if status != 200:
-        raise EngineError(f"{url}: {problem}")
-    return Answer(url, response.content)
+def _gave_up(replica: Replica, now: float, patience: float) -> EngineError:
+    """Return the error of a call that no replica is back for in time."""
+    why = f"gave up after {patience:g} s"
+    if replica.asked > patience:
+        why = f"the server asks to wait {replica.asked:,.0f} s, and a call waits {patience:g} s"
+    error = EngineError(f"{replica.url}: {replica.problem}; {why}")
+    error.wait = replica.back_at - now
+    return error
 
 
-def _base(url: str) -> str:
-    """Return an address without a slash at its end, with ``/v1`` if it has no path."""
-    url = url.rstrip("/")
-    return url if "/" in url.partition("://")[2] else f"{url}/v1"
+def _split(url: str) -> tuple[str, str]:
+    """Return the address of an API, with ``/v1`` if it has no path and without an endpoint's, and its query."""
+    url, mark, query = url.partition("#")[0].partition("?")
+    endpoint = r"(chat/)?completions" if query else r"(chat/)?completions|models"  # Azure's address ends in /models
+    url = re.sub(rf"/+({endpoint})?/*$", "", url)
+    return url if "/" in url.partition("://")[2] else f"{url}/v1", mark + query
 
 
-def _headers(key: str | None, urls: Sequence[str]) -> dict[str, str]:
-    """Return the header with the key. Raises UserError if it is not set, or ``urls`` are not safe for it."""
+def _headers(key: str | None, replicas: Sequence[Replica]) -> dict[str, str]:
+    """Return the header with the key. Raises UserError if it is not set, or the addresses are not safe for it."""
     if key is None:
         return {}
     value = os.environ.get(key, "").strip()
     if not value or not value.isascii() or not value.isprintable():
         raise UserError(f"engine.key: the environment variable {key} has no key; set it, or leave out engine.key")
-    for url in urls:
-        if not _is_private(url):
-            raise UserError(f"engine.key: {url} would receive the key in clear text; give an https:// address")
-    return {"Authorization": f"Bearer {value}"}
+    for replica in replicas:
+        if not _is_private(replica.url):
+            raise UserError(
+                f"engine.key: {replica.url} would receive the key in clear text; give an https:// address"
+            )
+    azure = any("api-version=" in replica.query for replica in replicas)
+    return {"api-key": value} if azure else {"Authorization": f"Bearer {value}"}
 
 
 def _is_private(url: str) -> bool:
@@ -283,12 +322,3 @@ def _refused(error: BaseException | None) -> bool:
     if error is None or isinstance(error, ConnectionRefusedError):
         return error is not None
     return _refused(error.__cause__ or error.__context__)
-
-
-def problem_of(response: httpx.Response) -> str:
-    """Return the status and the server's error message in one line."""
-    try:
-        text = str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        text = response.text
-    return " ".join(f"status {response.status_code}, {text[:1000]}".split())[:300].rstrip(" ,")

@@ -33,7 +33,7 @@ class SearchR1(Strategy):
     async def solve(self, run: Run) -> Trajectory:
         head = f"{instruction('search_r1')} " if self.kit.instructions else ""
         prompt = as_turn(self.kit.llm.tokenizer, f"{self._own(head)}Question: {run.question.question}\n")
-        sampling = Sampling(max_tokens=self.max_tokens, stop=search_r1.STOPS)
+        sampling = Sampling(max_tokens=self.max_tokens, stop=search_r1.STOPS, thoughts=True)
         text = ""
         for turn in range(self.turns + 1):
             completion = await run.complete("controller", prompt, sampling)

@@ -9,16 +9,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from support.completions import CompletionServer, Reply, fine, logprobs_of, scripted, serving
 
-from rag_train.errors import UserError
+from rag_train.errors import PromptTooLong, Refused, UserError
 from rag_train.llm import replicas
 from rag_train.llm.base import EngineError, Sampling
 from rag_train.llm.checkpoint import load_tokenizer
@@ -135,88 +135,6 @@ def test_vllm_server_agrees_with_transformers(world: World, model: str, vllm_ser
     asyncio.run(go())
 
 
-Reply = tuple[int, dict[str, str], bytes]
-FINE = {
-    "choices": [{"text": " yes", "finish_reason": "stop", "stop_reason": "\n"}],
-    "usage": {"prompt_tokens": 1, "completion_tokens": 2},
-}
-
-
-def _fine(**changes: Any) -> Reply:
-    return 200, {}, json.dumps(FINE | {"choices": [FINE["choices"][0] | changes]}).encode()
-
-
-def _logprobs(**changes: Any) -> dict[str, Any]:
-    return {"tokens": ["a", "b"], "token_logprobs": [-0.1, -0.2], "top_logprobs": [{}, {}]} | changes
-
-
-class _Server(ThreadingHTTPServer):
-    """A server that answers completions with ``script``, given the request's body; None closes the connection."""
-
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, script: Callable[[dict[str, Any]], Reply | None], port: int = 0):
-        self.script = script
-        self.asked: list[dict[str, Any]] = []
-        self.authorization: str | None = None
-        self.cards: list[dict[str, str]] = [{"id": "mini"}, {"id": "./mini"}]
-        super().__init__(("127.0.0.1", port), _Handler)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: _Server
-
-    def do_GET(self) -> None:
-        self.server.authorization = self.headers["Authorization"]
-        served = self.path == "/v1/models"
-        self._reply(
-            (
-                200 if served else 404,
-                {},
-                json.dumps({"data" if served else "detail": self.server.cards}).encode(),
-            )
-        )
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append(body)
-        reply = self.server.script(body)
-        if reply is None:
-            self.close_connection = True
-        else:
-            self._reply(reply)
-
-    def _reply(self, reply: Reply) -> None:
-        status, headers, content = reply
-        self.send_response(status)
-        for name, value in (headers | {"Content-Length": str(len(content))}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None: ...
-
-
-@contextmanager
-def serving(script: Callable[[dict[str, Any]], Reply | None], port: int = 0) -> Iterator[_Server]:
-    with _Server(script, port) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield server
-        server.shutdown()
-
-
-def scripted(*replies: Reply | None) -> Callable[[dict[str, Any]], Reply | None]:
-    """A script that gives these replies in turn, and then valid completions."""
-    left = list(replies)
-    return lambda body: left.pop(0) if left else _fine()
-
-
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "FIRST_WAIT", 0.01)
@@ -246,7 +164,7 @@ def ask(
     return asyncio.run(go())
 
 
-def prompts(server: _Server, model: str) -> list[str]:
+def prompts(server: CompletionServer, model: str) -> list[str]:
     """The prompts that the server has received."""
     tokenizer = load_tokenizer(model)
     return [str(tokenizer.decode(body["prompt"])) for body in server.asked]
@@ -262,7 +180,7 @@ def test_sends_all_parameters_and_reads_answer_without_vllm_extensions(model: st
     sampling = Sampling(
         max_tokens=7, top_p=0.5, temperature=0.7, seed=3, stop=("\n",), logprobs=2, choice=("a", "b")
     )
-    with serving(scripted(_fine(logprobs=logprobs))) as server:
+    with serving(scripted(fine(logprobs=logprobs))) as server:
         [got] = ask(model, server.url, sampling=sampling, key="MY_KEY")
     assert server.authorization == "Bearer secret"
     assert server.asked == [
@@ -316,26 +234,40 @@ def test_retries_transient_failures(model: str, failures):
         ([(200, {}, b'{"choices": [{"te')], EngineError, "the answer is not a completion .Invalid JSON"),
         ([(200, {}, b'{"choices": [], "usage": {}}')], EngineError, "the answer is not a completion"),
         ([(200, {}, b"[" * 10**6)], EngineError, "the answer is not a completion"),
-        ([(400, {}, b"[" * 10**6)], UserError, "request rejected, status 400"),
+        ([(400, {}, b"[" * 10**6)] * 2, UserError, "request rejected, status 400"),
         ([(200, {"Content-Encoding": "gzip"}, b"{}")], EngineError, "the response cannot be read"),
-        ([_fine(token_ids=[-1])], EngineError, "the answer is not a completion .*greater than or equal to 0"),
-        ([_fine(token_ids=[10**12])], EngineError, "the answer is not a completion .*less than"),
-        ([_fine(logprobs=_logprobs(tokens=["", "b"]))], EngineError, "the answer is not a completion .*at least 1"),
-        ([_fine(logprobs=_logprobs(token_logprobs=[-0.1]))], EngineError, "log-probabilities differ in length"),
-        ([_fine(logprobs=_logprobs(), token_ids=[1])], EngineError, "1 tokens with 2 log-probabilities"),
-        ([_fine(logprobs=_logprobs(top_logprobs=[{}, {"c": float("nan")}]))], EngineError, "not a completion"),
-        ([_fine(finish_reason="abort")], EngineError, r"generation was aborted .abort"),
+        ([fine(token_ids=[-1])], EngineError, "the answer is not a completion .*greater than or equal to 0"),
+        ([fine(token_ids=[10**12])], EngineError, "the answer is not a completion .*less than"),
+        (
+            [fine(logprobs=logprobs_of(tokens=["", "b"]))],
+            EngineError,
+            "the server's token '' is not in the vocabulary",
+        ),
+        ([fine(logprobs=logprobs_of(token_logprobs=[-0.1]))], EngineError, "log-probabilities differ in length"),
+        ([fine(logprobs=logprobs_of(), token_ids=[1])], EngineError, "1 tokens with 2 log-probabilities"),
+        (
+            [fine(logprobs=logprobs_of(token_logprobs=[0, float("nan")]))],
+            EngineError,
+            r"content.1.logprob: .*finite",
+        ),
+        ([fine(finish_reason="abort")], EngineError, r"generation was aborted .abort"),
         ([(500, {}, b"")] * 2, EngineError, "status 500"),
         ([(307, {"Location": "/login"}, b"")], EngineError, "status 307"),
-        ([(503, {"Retry-After": "3600"}, b"later")], EngineError, "status 503, later; gave up after 600 s"),
+        (
+            [(503, {"Retry-After": "3600"}, b"later")],
+            EngineError,
+            "status 503, later; the server asks to wait 3,600 s",
+        ),
         ([(401, {}, b'{"error": "no"}')], UserError, "request rejected, status 401.*as engine.key"),
-        ([(400, {}, b'{"error": {"message": "bad\\nschema"}}')], UserError, "rejected, status 400, bad schema"),
+        ([(400, {}, b'{"error": {"message": "bad\\nschema"}}')] * 2, UserError, "rejected, status 400, bad schema"),
+        ([(400, {}, b'{"error": {"message": "bad\\nschema"}}'), fine()], Refused, "status 400, bad schema"),
         ([(400, {}, b'{"error": {"message": "maximum context length is 8"}}')], ValueError, "maximum context"),
-        ([_fine(finish_reason="length")], ValueError, "prompt of 1 tokens and 64 to write exceed the context"),
+        ([fine(finish_reason="length")], PromptTooLong, "prompt of 1 tokens and 64 to write exceed the context"),
     ],
 )
 def test_does_not_retry_other_failures(model: str, replies: list[Reply], kind: type[Exception], complaint: str):
     with serving(scripted(*replies)) as server:
+        server.cards[0]["max_model_len"] = 3
         [got] = ask(model, server.url)
     assert len(server.asked) == len(replies)
     with pytest.raises(kind, match=complaint):
@@ -404,7 +336,7 @@ def test_calls_survive_a_server_restart(model: str):
         await engine.aclose()
         return got
 
-    with reserved_port() as port, _Server(hang, port) as first:
+    with reserved_port() as port, CompletionServer(hang, port) as first:
         threading.Thread(target=first.serve_forever, args=(0.01,), daemon=True).start()
         assert [completion.text for completion in asyncio.run(go())] == [" yes"] * 8
         end.set()
@@ -420,7 +352,7 @@ def test_other_replica_answers_calls_of_a_failed_replica(model: str):
     def lives(body: dict[str, Any]) -> Reply:
         if len(survivor.asked) <= 4:
             both.wait(60)  # each replica has four calls before either answers
-        return _fine()
+        return fine()
 
     with serving(dies) as victim, serving(lives) as survivor:
         script = victim.script
@@ -437,7 +369,7 @@ def test_calls_go_to_the_replica_with_the_fewest_calls(model: str):
 
     def slow(body: dict[str, Any]) -> Reply:
         end.wait(60)
-        return _fine()
+        return fine()
 
     async def go() -> None:
         engine = OpenAIEngine.start([busy.url, idle.url], "mini", tokenizer=model, max_in_flight=3)
@@ -465,7 +397,7 @@ def test_a_questions_calls_stay_on_a_replica_unless_it_falls_behind(model: str):
         if body["max_tokens"] == 1:
             arrived.release()
             end.wait(60)
-        return _fine()
+        return fine()
 
     async def go() -> None:
         engine = OpenAIEngine.start([first.url, second.url], "mini", tokenizer=model)
@@ -521,13 +453,13 @@ def test_adapters_are_found_by_the_servers_name_or_directory(model: str, tmp_pat
     ("replies", "text", "line"),
     [
         (
-            [_fine(text="yes", logprobs=_logprobs()), _fine(text="free")],
+            [fine(text="yes", logprobs=logprobs_of()), fine(), fine(text="free")],
             "free",
             "decoding yes, log-probabilities yes",
         ),
-        ([_fine(text=" no"), _fine(text=" No, it is.")], "no", "decoding no, log-probabilities no"),
+        ([fine(text=" no"), fine(), fine(text=" No, it is.")], "no", "decoding no, log-probabilities no"),
         (
-            [(400, {}, b"unknown field"), _fine(text=" no"), _fine(text=" **No**.")],
+            [(400, {}, b"unknown field"), fine(text=" no"), fine(), fine(text=" **No**.")],
             "no",
             "decoding no, log-probabilities no",
         ),
@@ -570,5 +502,6 @@ def test_start_rejects_unusable_servers(model: str):
             start(server.url, nowhere)
         with pytest.raises(UserError, match=r"cannot read its tokenizer .*; give .* as engine.tokenizer"):
             OpenAIEngine.start([server.url], "./mini")
+        server.cards = "a page"
         with pytest.raises(UserError, match="is not an OpenAI-compatible server"):
-            start(f"{server.url}/v2")
+            start(server.url)
