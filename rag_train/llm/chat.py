@@ -14,7 +14,7 @@ from rag_train.errors import PromptTooLong, Refused, UserError
 from rag_train.llm.base import Abilities, Completion, Sampling, TokenLogprob, Usage
 from rag_train.llm.control import defused
 from rag_train.llm.guide import conform, instruct, is_guided
-from rag_train.llm.problems import DOUBTFUL, Doubts, Rejected, refused
+from rag_train.llm.problems import DOUBTFUL, Doubts, Rejected, names, refused
 from rag_train.llm.replicas import Answer, Replicas
 from rag_train.llm.replies import (
     Logprobs,
@@ -219,20 +219,15 @@ class ChatEngine:
 
     def _do_without(self, error: Rejected | Refused) -> None:
         """Give up the part of the protocol that ``error`` names. Raises ``error`` if it names none."""
-        problem = str(error)
         if isinstance(error, Rejected) and error.problem.status not in DOUBTFUL:
             raise error
-        named = [
-            field
-            for name, field in OPTIONAL.items()
-            if field not in self._refused and re.search(rf"\b{name}\b", problem)
-        ]
-        if self._guide != "none" and ("response_format" in problem or "json_schema" in problem):
+        named = [field for name, field in OPTIONAL.items() if field not in self._refused and names(error, name)]
+        if self._guide != "none" and (names(error, "response_format") or names(error, "json_schema")):
             self._guide = {"json_schema": "json_object", "json_object": "none"}[self._guide]
         elif not named:
             raise error
         elif named[0] == "chat_template_kwargs" and not self._thinking:
-            raise UserError(f"engine.thinking: {problem}; the server cannot switch thinking off")
+            raise UserError(f"engine.thinking: {error}; the server cannot switch thinking off")
         else:
             self._refused.add(named[0])
 

@@ -18,7 +18,7 @@ from rag_train.llm.base import Abilities, Completion, EngineError, Sampling, Tok
 from rag_train.llm.checkpoint import encode, load_tokenizer
 from rag_train.llm.control import unmarked
 from rag_train.llm.guide import conform
-from rag_train.llm.problems import DOUBTFUL, Doubts, Rejected, describe, refused
+from rag_train.llm.problems import DOUBTFUL, Doubts, Rejected, describe, names, refused
 from rag_train.llm.replicas import CONNECT_TIMEOUT, Answer, Replica, Replicas
 from rag_train.llm.replies import (
     Logprobs,
@@ -226,7 +226,7 @@ class OpenAIEngine:
     def _do_without(self, error: Rejected | Refused) -> None:
         """Leave out what ``error`` names, or else what servers may not know; raise ``error`` if nothing is left."""
         left = [name for name in (*EXTENSIONS, *OPTIONAL) if name not in self._left_out]
-        named = [name for name in left if re.search(rf"\b{name}\b", str(error))]
+        named = [name for name in left if names(error, name)]
         if isinstance(error, Rejected) and error.problem.status not in DOUBTFUL:
             raise error
         if named:

@@ -70,6 +70,12 @@ def refused(reason: str, message: str) -> Refused:
     return error
 
 
+def names(error: Rejected | Refused, field: str) -> bool:
+    """Whether an error names a field of the request. The request's prompt must not, which the error may quote."""
+    fields = error.problem.fields if isinstance(error, Rejected) else ()
+    return field in fields or bool(re.search(rf"\b{field}\b", str(error)))
+
+
 class Doubts:
     """Finds out whether the prompt or the settings of a rejected request are at fault.
 
