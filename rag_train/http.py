@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -14,6 +15,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
+from pydantic import ValidationError
+
 from rag_train.errors import not_installed
 
 try:
@@ -23,6 +26,7 @@ except ImportError as error:
 
 LARGEST = 64 * 2**20
 """Maximum size of a response in bytes, as sent and as decompressed."""
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 LONGEST_WAIT = 30.0
 """Maximum wait between two attempts in seconds; if a server asks for a longer wait, there is no further attempt."""
 
@@ -150,6 +154,23 @@ def _decompressed(encoding: str, body: bytes | bytearray) -> bytes:
     if not decoder.eof and len(content) <= LARGEST:
         raise ValueError("the compressed data end too early")
     return content
+
+
+def json_of(content: bytes) -> Any:
+    """Parse a server's JSON. NaN is read as null, and half of a surrogate pair as a question mark.
+
+    Raises ValueError if it is not JSON, RecursionError if it is nested too deeply.
+    """
+    value = json.loads(content.decode("utf-8-sig", "replace"), parse_constant=lambda _: None)
+    if not _SURROGATE.search(content):
+        return value
+    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def problem_in(error: ValidationError) -> str:
+    """Return the first problem of a message that is not as expected, with the name of its field."""
+    first = error.errors()[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
 def retry_after(response: httpx.Response) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import os
 import random
 import re
@@ -18,12 +17,11 @@ from weakref import WeakKeyDictionary
 from pydantic import BaseModel, ValidationError
 
 from rag_train.errors import UserError
-from rag_train.http import httpx, is_busy, read_async, retry_after
+from rag_train.http import httpx, is_busy, json_of, problem_in, read_async, retry_after
 from rag_train.llm.base import EngineError
 from rag_train.llm.memo import CallLog, conversation
 from rag_train.llm.problems import OF_A_SERVER, Problem, Rejected, problem_of
 from rag_train.progress import console
-from rag_train.retrieval.corpus import encodable
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -35,8 +33,6 @@ LONGEST_WAIT = 30.0
 """Maximum of that time in seconds, unless the server's Retry-After header asks for more."""
 SLACK = 8
 """Number of calls that a question's replica may have in flight above the least, before the question leaves it."""
-
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 retry_for: ContextVar[float] = ContextVar("retry_for", default=600.0)
 """Seconds after its first failure during which a call is sent again."""
@@ -71,18 +67,11 @@ class Answer:
     content: bytes
 
     def read(self, cls: type[M]) -> M:
-        """Parse the body. Halves of surrogate pairs, which cannot be written as UTF-8, become question marks.
-
-        Raises EngineError, with the name of the field, if the body is not a ``cls``.
-        """
+        """Parse the body. Raises EngineError, with the name of the field, if it is not a ``cls``."""
         try:
-            value = json.loads(self.content.decode("utf-8-sig", "replace"))
-            if _SURROGATE.search(self.content):
-                value = json.loads(encodable(json.dumps(value, ensure_ascii=False)))
-            return cls.model_validate(value)
+            return cls.model_validate(json_of(self.content))
         except ValidationError as error:
-            first = error.errors()[0]
-            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            reason = problem_in(error)
         except (ValueError, RecursionError) as error:
             reason = f"Invalid JSON: {error}"
         raise EngineError(f"{self.url}: the answer is not a completion ({reason})")

@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from rag_train.errors import ServiceError
-from rag_train.http import authorization, httpx, open_client, send
+from rag_train.http import authorization, httpx, json_of, open_client, problem_in, send
 from rag_train.retrieval.corpus import encodable
-from rag_train.retrieval.remote.messages import HealthResponse, SearchRequest, SearchResponse
+from rag_train.retrieval.remote.messages import FoundResponse, HealthResponse, SearchRequest
 from rag_train.schema import Passage
 
 
@@ -66,9 +66,11 @@ class RetrievalClient:
         request = SearchRequest.model_construct(queries=[encodable(query) for query in queries], k=k)
         response = self._send("POST", "/search", content=request.model_dump_json())
         try:
-            found = SearchResponse.model_validate_json(response.content).passages
-        except ValidationError as error:
-            raise self._error("the response is not that of a retrieval service") from error
+            passages = FoundResponse.model_validate(json_of(response.content)).passages
+        except (ValueError, RecursionError) as error:
+            where = f" ({problem_in(error)})" if isinstance(error, ValidationError) else ""
+            raise self._error(f"the response is not that of a retrieval service{where}") from error
+        found = [[each.passage() for each in query] for query in passages]
         if len(found) != len(queries):
             raise self._error(f"the response has {len(found)} results for {len(queries)} queries")
         if (most := max(map(len, found), default=0)) > k:

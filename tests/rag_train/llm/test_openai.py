@@ -241,14 +241,14 @@ def test_retries_transient_failures(model: str, failures):
         (
             [fine(logprobs=logprobs_of(tokens=["", "b"]))],
             EngineError,
-            "the server's token '' is not in the vocabulary",
+            "token '' is not in the tokenizer's vocabulary",
         ),
         ([fine(logprobs=logprobs_of(token_logprobs=[-0.1]))], EngineError, "log-probabilities differ in length"),
         ([fine(logprobs=logprobs_of(), token_ids=[1])], EngineError, "1 tokens with 2 log-probabilities"),
         (
             [fine(logprobs=logprobs_of(token_logprobs=[0, float("nan")]))],
             EngineError,
-            r"content.1.logprob: .*finite",
+            r"content.1.logprob: .*number",
         ),
         ([fine(finish_reason="abort")], EngineError, r"generation was aborted .abort"),
         ([(500, {}, b"")] * 2, EngineError, "status 500"),

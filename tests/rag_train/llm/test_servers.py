@@ -570,12 +570,12 @@ def test_a_short_wait_is_waited(value: str, monkeypatch: pytest.MonkeyPatch):
     assert least <= max(slept) <= 1.5 * least
 
 
-@pytest.mark.parametrize("value", ["86400", in_seconds(86400)])
+@pytest.mark.parametrize("value", ["86400", ""], ids=["number", "date"])
 def test_a_wait_of_a_day_ends_the_call_at_once(value: str):
-    reply = (429, {"Retry-After": value}, failed("requests per day"))
+    reply = (429, {"Retry-After": value or in_seconds(86400)}, failed("requests per day"))
     with playing(on("What?", reply)) as server:
         [got] = opened(asks_all("What?"), server.url)
-        assert "requests per day; the server asks to wait 86,3" in str(got).replace("86,400", "86,3")
+        assert "requests per day; the server asks to wait 86," in str(got)
         assert isinstance(got, EngineError) and got.wait > 86_000
     with playing(always(reply[2], 429, **reply[1])) as server:
         assert "requests per day; the server asks to wait" in refusal_of(server.url)

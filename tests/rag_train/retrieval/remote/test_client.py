@@ -11,6 +11,7 @@ from support.servers import Handler, serving
 from rag_train import http
 from rag_train.errors import ServiceError, UserError
 from rag_train.retrieval.remote.client import RetrievalClient
+from rag_train.schema import Passage
 
 
 @contextmanager
@@ -31,6 +32,34 @@ def scripted(*answers: tuple[int, bytes]) -> Iterator[str]:
 
 HEALTHY = (200, b'{"retriever": "r", "max_queries": 2}')
 FOUND = (200, b'{"passages": [[]]}')
+
+
+@pytest.mark.parametrize(
+    ("passage", "wanted"),
+    [
+        (
+            '{"id": 1, "title": "T", "text": "a", "score": 1.0, "metadata": {}}',
+            Passage(id="1", title="T", text="a", score=1),
+        ),
+        ('{"id": "1", "title": null, "text": "a", "score": NaN}', Passage(id="1", text="a")),
+        ('{"id": "1", "text": "a", "score": -Infinity}', Passage(id="1", text="a")),
+        ('{"id": "1", "text": "a", "score": 1e999}', Passage(id="1", text="a")),
+        ('{"id": "1", "text": "a\\ud83d"}', Passage(id="1", text="a?")),
+    ],
+)
+def test_passages_of_other_services_are_read(passage: str, wanted: Passage) -> None:
+    with scripted(HEALTHY, (200, f'{{"passages": [[{passage}]]}}'.encode())) as url:
+        [[got]] = RetrievalClient(url).search(["q"], 1)
+    assert got == wanted
+    assert "NaN" not in got.model_dump_json()
+
+
+def test_a_passage_without_text_is_named_by_its_field() -> None:
+    with (
+        scripted(HEALTHY, (200, b'{"passages": [[{"id": "1"}]]}')) as url,
+        pytest.raises(ServiceError, match=r"passages\.0\.0\.text: Field required"),
+    ):
+        RetrievalClient(url).search(["q"], 1)
 
 
 def test_retries_after_temporary_failures(monkeypatch: pytest.MonkeyPatch) -> None:
