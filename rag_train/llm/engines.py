@@ -181,6 +181,8 @@ async def _connect(model: str, config: EngineConfig) -> LLM:
     except BaseException as error:
         await engine.aclose()
         if isinstance(error, EngineError | ValueError):
-            raise UserError(f"engine.urls: {error}; start the server, or correct the address") from error
+            waits = isinstance(error, EngineError) and error.wait
+            remedy = "give the same command again then" if waits else "start the server, or correct the address"
+            raise UserError(f"engine.urls: {error}; {remedy}") from error
         raise
     return engine

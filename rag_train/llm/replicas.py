@@ -266,7 +266,7 @@ def _gave_up(replica: Replica, now: float, patience: float) -> EngineError:
     if replica.asked > patience:
         why = f"the server asks to wait {replica.asked:,.0f} s, and a call waits {patience:g} s"
     error = EngineError(f"{replica.url}: {replica.problem}; {why}")
-    error.wait = replica.back_at - now
+    error.wait = replica.asked and replica.back_at - now
     return error
 
 

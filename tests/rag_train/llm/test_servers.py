@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.chat import polite
 from support.fakes import Found
-from support.paths import MODEL
+from support.paths import MODEL, ROOT
 from support.servers import Handler, serving
 
 from rag_train.errors import PromptTooLong, Refused, UserError
@@ -236,13 +237,14 @@ def test_a_strategy_searches_whatever_the_server_says_of_stop_strings(server: st
     assert got.model_copy(update={"calls": []}) == wanted.model_copy(update={"calls": []})
 
 
-def test_a_server_that_reads_other_tokens_in_text_is_refused_with_a_remedy():
-    """Ollama takes text only, and puts it into the model's chat template."""
+@pytest.mark.parametrize("count", [{"usage": USAGE}, {}], ids=["Ollama", "Ollama with its cache"])
+def test_a_server_that_reads_other_tokens_in_text_is_refused_with_a_remedy(count: Body):
+    """Ollama takes text only, puts it into the model's chat template, and tells no count of what it has cached."""
 
     def ollama(body: Body) -> Reply:
         if isinstance(body["prompt"], list):
             return 400, {}, failed("json: cannot unmarshal array into Go struct field .prompt of type string")
-        return 200, {}, {"choices": [{"text": " yes", "finish_reason": "stop"}], "usage": USAGE}
+        return 200, {}, {"choices": [{"text": " yes", "finish_reason": "stop"}]} | count
 
     with playing(ollama) as server, pytest.raises(UserError, match=r"prompts as text only.*give --engine chat"):
         opened(asks(), server.url, kind="openai", tokenizer=str(MODEL))
@@ -634,7 +636,7 @@ def test_the_text_of_a_wrapped_answer_is_cut_in_itself():
         assert opened(asks(choice=choices, stop=("\n",)), server.url).text == " complex question"
 
 
-# Addresses.
+# Addresses, and the page.
 
 
 @pytest.mark.parametrize(
@@ -654,3 +656,10 @@ def test_addresses_are_taken_as_people_have_them(address: str, path: str):
     with playing() as server:
         opened(asks(), server.url + address)
     assert set(server.paths) == {path}
+
+
+def test_every_server_of_the_page_has_a_test():
+    table = (ROOT / "docs/site/howto/servers.md").read_text().partition("## Servers")[2].partition("\n## ")[0]
+    servers = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("|")][2:]
+    tests = Path(__file__).read_text()
+    assert len(servers) > 10 and [name for name in servers if f'"{name}"' not in tests] == []
