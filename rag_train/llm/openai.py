@@ -122,8 +122,8 @@ class OpenAIEngine:
         """Fields that the server rejects."""
         self._stops: Literal["named", "included", "found"] = "named"
         """Who finds the stop string: the server, which names it or leaves it in the text, or this engine alone."""
-        self._names = False
-        """Whether the server has named a stop string."""
+        self._seen: set[str] = set()
+        """Ways in which the server has told the end at a stop string."""
         self._as_text = False
         self._probing = False
         self._counts = False
@@ -194,7 +194,7 @@ class OpenAIEngine:
         for self._stops in ways:
             got = await self._first(prompt, asked)
             thinks = thinks or has_thoughts(got.text)
-            if got.stop is not None and (self._names or self._stops != "named"):
+            if self._stops in self._seen:
                 break
         return thinks
 
@@ -298,7 +298,7 @@ class OpenAIEngine:
         usage = told.usage(sent, len(ids))
         limited = ended_by_limit(answer.url, choice.finish_reason, usage.completion_tokens, sampling.max_tokens)
         named = next((name for name in (choice.stop_reason, choice.matched_stop) if isinstance(name, str)), None)
-        self._names = self._names or named is not None
+        self._seen |= {"named"} if named else {"included"} if stop and end == len(whole) else set()
         stop = stop or named
         if limited and self._context and usage.prompt_tokens + usage.completion_tokens >= self._context:
             raise PromptTooLong(  # vLLM generates only as many tokens as the context has room for

@@ -178,6 +178,12 @@ def llama_cpp(body: Body, text: str, end: int, stop: str | None) -> Body:
     return {"text": text[:end], "finish_reason": "stop"}
 
 
+def deaf(body: Body, text: str, end: int, stop: str | None) -> Body:
+    """Stops where DeepRAG and Search-R1 ask, but not at the stop strings of the probe."""
+    known = any(len(each) > 5 for each in body.get("stop", ()))
+    return {"text": text[:end] if known else text, "finish_reason": "stop"}
+
+
 def openai(body: Body, text: str, end: int, stop: str | None) -> Body | Reply:
     known = {"model", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop", "logprobs"}
     if unknown := sorted(body.keys() - known - {"presence_penalty", "frequency_penalty"}):
@@ -197,6 +203,7 @@ MAKERS: dict[str, Maker] = {
     "SGLang": sglang,
     "LMDeploy": lmdeploy,
     "llama.cpp": llama_cpp,
+    "some stop strings only": deaf,
     "OpenAI": openai,
     "TGI": tgi,
 }
