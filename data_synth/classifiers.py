@@ -24,7 +24,7 @@ from rag_train.files import read_records
 from rag_train.formats.tasks import Task
 from rag_train.progress import console
 from rag_train.questions.load import load_questions
-from rag_train.resumable import WHOLE, Outcome, Shard, Summary, run
+from rag_train.resumable import WHOLE, Outcome, Rejected, Shard, Summary, run
 from rag_train.schema import Question, SFTRecord, Trajectory
 from rag_train.strategies.baselines import adaptive_rag, uar
 
@@ -80,6 +80,8 @@ class Labelled(Question):
 
     kind: Kind = "answered"
     right: Mapping[str, bool] = Field(default_factory=dict)
+    refused: str = ""
+    """Why a run did not answer the question; empty if all runs did."""
 
 
 def complexity(question: Labelled) -> str:
@@ -139,6 +141,8 @@ async def synthesize_classifier(method: Method, recipe: ClassifierRecipe, shard:
     questions = labelled_questions(method, recipe)
 
     async def work(question: Labelled) -> Outcome:
+        if question.refused:  # nothing is known about what the model can answer
+            return Outcome([], {}, [Rejected(id=question.id, reason=question.refused, text=question.question)])
         if method == "adaptive-rag":
             records = adaptive_rag_records(question, instructions=recipe.instructions)
             return Outcome(records, {complexity(question): 1})
@@ -171,18 +175,22 @@ def labelled_questions(method: Method, recipe: ClassifierRecipe) -> list[Labelle
     for i, path in enumerate(recipe.questions):
         answers = {name: _answers(files[i]) for name, files in runs.items() if files}
         for question, original in zip(by_file[path], load_questions(path, unanswerable="skip"), strict=True):
-            right = {name: _right(runs[name][i], of, original) for name, of in answers.items()}
-            out.append(Labelled(**dict(question), right=right))
+            found = {name: _answer(runs[name][i], of, original) for name, of in answers.items()}
+            right = {
+                name: exact_match(each.answer, original.answers, rules_of(original)) for name, each in found.items()
+            }
+            refused = (f"{name} refused ({each.refused})" for name, each in found.items() if each.error is not None)
+            out.append(Labelled(**dict(question), right=right, refused=next(refused, "")))
     out += [Labelled(**dict(question), kind=kind) for path, kind in others.items() for question in by_file[path]]
     return out
 
 
-def _right(path: Path, answers: Mapping[str, str | None], question: Question) -> bool:
+def _answer(path: Path, answers: Mapping[str, Trajectory], question: Question) -> Trajectory:
     if question.id not in answers:
         raise UserError(f"{path}: no trajectory of question {question.id!r}; run `rag-train eval` again")
-    return exact_match(answers[question.id], question.answers, rules_of(question))
+    return answers[question.id]
 
 
-def _answers(path: Path) -> dict[str, str | None]:
+def _answers(path: Path) -> dict[str, Trajectory]:
     trajectories = read_records(path, Trajectory, "give a file of trajectories, written by `rag-train eval`")
-    return {trajectory.question_id: trajectory.answer for trajectory in trajectories}
+    return {trajectory.question_id: trajectory for trajectory in trajectories}

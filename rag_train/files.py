@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
@@ -20,6 +23,35 @@ CACHE_VARIABLE = "RAG_TRAIN_CACHE"
 def cache_directory() -> Path:
     """Return the directory for what can be made again: ``~/.cache/rag-train``, or that of RAG_TRAIN_CACHE."""
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache/rag-train")
+
+
+@contextmanager
+def placed(path: Path | str) -> Iterator[None]:
+    """Give errors of the file system the path: those of writing to an open file, such as a full disk, have none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def to_json(value: Any) -> str:
+    """Return ``value`` as JSON in one line; numbers that JSON does not have (NaN and infinities) become null."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), ensure_ascii=False)
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case dict():
+            return {key: _finite(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_finite(each) for each in value]
+    return value
 
 
 def write_text(path: Path, text: str) -> None:
@@ -40,7 +72,7 @@ def _write(path: Path, texts: Iterable[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{uuid4().hex[:8]}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with placed(path), temporary.open("w", encoding="utf-8") as file:
             file.writelines(texts)
         temporary.replace(path)
     except BaseException:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
 import re
+import threading
 import time
 import zlib
-from collections.abc import Iterator
-from contextlib import aclosing, closing
+from contextlib import aclosing
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from rag_train.errors import not_installed
+from rag_train.patience import longest
 
 try:
     import httpx
@@ -36,8 +38,11 @@ def is_busy(status: int) -> bool:
     return status in (408, 409, 425, 429) or 502 <= status < 600
 
 
-def send(client: httpx.Client, method: str, url: str, retries: int, **content: Any) -> httpx.Response:
+def send(client: httpx.AsyncClient, method: str, url: str, retries: int, **content: Any) -> httpx.Response:
     """Send a request, with up to ``retries`` further attempts after connection errors and temporary failures.
+
+    An attempt takes at most the client's timeout, and all attempts together at most the patience of a run
+    (`rag_train.patience`).
 
     The wait before an attempt is 0.1 s, doubled for each further attempt and reduced at random by up to a half, so
     that many clients do not return at the same moment; or the server's Retry-After, if that is longer.
@@ -50,16 +55,18 @@ def send(client: httpx.Client, method: str, url: str, retries: int, **content: A
         httpx.TransportError: if the last attempt cannot connect, loses the connection, or times out.
         httpx.DecodingError: if the response is larger than `LARGEST`, or compressed but not with gzip or deflate.
     """
+    deadline = time.monotonic() + longest()
     for attempt in range(retries + 1):
         wait = min(LONGEST_WAIT, 0.1 * 2**attempt) * random.uniform(0.5, 1)
         try:
-            response = _read(client, client.build_request(method, url, **content))
+            response = _read(client, client.build_request(method, url, **content), deadline)
         except httpx.TransportError:
-            if attempt == retries:
+            if attempt == retries or time.monotonic() + wait >= deadline:
                 raise
         else:
             wait = max(wait, retry_after(response) or 0.0)
-            if not is_busy(response.status_code) or attempt == retries or wait > LONGEST_WAIT:
+            last = attempt == retries or time.monotonic() + wait >= deadline
+            if not is_busy(response.status_code) or last or wait > LONGEST_WAIT:
                 return response
         time.sleep(wait)
     raise AssertionError("the last attempt returns or raises")
@@ -72,42 +79,40 @@ def authorization(url: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key and private else {}
 
 
-def open_client(timeout: float, headers: dict[str, str] | None = None) -> httpx.Client:
-    """Return a client whose responses take at most ``timeout`` seconds to begin, and as long again to arrive."""
-
-    def limit(response: httpx.Response) -> None:
-        if isinstance(response.stream, httpx.SyncByteStream):
-            response.stream = _TimedStream(response.stream, time.monotonic() + timeout)
-
-    return httpx.Client(timeout=timeout, headers=headers, event_hooks={"response": [limit]})
+def open_client(timeout: float, headers: dict[str, str] | None = None) -> httpx.AsyncClient:
+    """Return a client for `send` whose attempts take at most ``timeout`` seconds. Threads can share it."""
+    return httpx.AsyncClient(timeout=timeout, headers=headers)
 
 
-class _TimedStream(httpx.SyncByteStream):
-    """A body that has to arrive before a deadline; httpx itself limits only the wait for each part."""
-
-    def __init__(self, stream: httpx.SyncByteStream, deadline: float):
-        self._stream = stream
-        self._deadline = deadline
-
-    def __iter__(self) -> Iterator[bytes]:
-        for part in self._stream:
-            if time.monotonic() > self._deadline:
-                raise httpx.ReadTimeout("timed out: the response arrives too slowly")
-            yield part
-
-    def close(self) -> None:
-        self._stream.close()
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+"""The event loop that sends the requests of all threads, by process: a forked process has no threads."""
+_starting = threading.Lock()
 
 
-def _read(client: httpx.Client, request: httpx.Request) -> httpx.Response:
-    request.headers["Accept-Encoding"] = "identity"
-    response = client.send(request, stream=True)
-    with closing(response):
-        body = bytearray()
-        for part in response.iter_raw():
-            _check_size(response, len(body) + len(part))
-            body += part
-        return _with_body(response, body)
+def _loop() -> asyncio.AbstractEventLoop:
+    with _starting:
+        if os.getpid() not in _loops:
+            loop = _loops[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="http", daemon=True).start()
+        return _loops[os.getpid()]
+
+
+def _read(client: httpx.AsyncClient, request: httpx.Request, deadline: float) -> httpx.Response:
+    """Return the whole response.
+
+    httpx limits only the wait for each part of it. On an event loop, the limit is on the whole attempt, also if the
+    server sends the head of its response byte by byte.
+    """
+    limit = max(0.0, min(client.timeout.read or longest(), deadline - time.monotonic()))
+
+    async def read() -> httpx.Response:
+        try:
+            async with asyncio.timeout(limit):
+                return await read_async(client, request)
+        except TimeoutError:
+            raise httpx.ReadTimeout(f"timed out: no whole response within {limit:.3g} s", request=request) from None
+
+    return asyncio.run_coroutine_threadsafe(read(), _loop()).result()
 
 
 async def read_async(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:

@@ -4,6 +4,10 @@ An item is a question to answer, a search tree to explore, or an answer to judge
 (`rag_train.errors.ServiceError`), the item is tried again after a wait. Its completed engine calls are kept and not
 repeated. An item that has waited for this time without making a new call stays open, and the run continues without
 it. If as many items as are in progress stay open in a row, the service is gone, and the run ends.
+
+The time counts both between attempts and within them: a service that accepts a request and never answers, or sends
+its answer byte by byte, costs an item no more than its patience (`Service`). With a patience of 0, an item is not
+tried again, and requests have only their own time limits.
 """
 
 from __future__ import annotations
@@ -11,8 +15,10 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rag_train.errors import ServiceError, UserError
@@ -21,8 +27,11 @@ from rag_train.llm.memo import Kept, kept
 T = TypeVar("T")
 
 VARIABLE = "RAG_TRAIN_PATIENCE"
-SECONDS = 300.0
-"""Total wait of an item in seconds if the environment variable is not set."""
+SECONDS = 600.0
+"""Total wait of an item in seconds if the environment variable is not set. It is also the longest time that a call
+of an engine over HTTP takes by default (``engine.timeout``)."""
+QUIET = 10.0
+"""Seconds without an answer after which a run says which service it waits for."""
 FIRST_WAIT = 0.5
 """Wait after an item's first failure in seconds; doubled after each further failure."""
 LONGEST_WAIT = 30.0
@@ -40,6 +49,93 @@ def seconds() -> float:
     if not 0 <= value < float("inf"):
         raise UserError(f"{VARIABLE}={text}: not a time; give a number of seconds, such as 600")
     return value
+
+
+def longest() -> float:
+    """Return the longest time in seconds that a request to a service may take.
+
+    It is the patience. With a patience of 0, nothing is tried again, and requests have only their own time limits.
+    """
+    return seconds() or float("inf")
+
+
+@dataclass(eq=False)
+class Wait:
+    """A wait of an item for a service, since a time on the event loop's clock."""
+
+    service: Service
+    since: float
+
+
+@dataclass(eq=False)
+class Clock:
+    """The time that an item has left to wait for services, in seconds.
+
+    Attributes:
+        left: time left at the beginning of an attempt.
+        lost: time of the longest wait that failed in the attempt.
+        waits: the waits in progress, of all items of the run.
+    """
+
+    left: float
+    waits: set[Wait]
+    lost: float = 0.0
+
+
+clock: ContextVar[Clock | None] = ContextVar("clock", default=None)
+"""The clock of the current item; None outside a run, where waits have no limit of their own."""
+
+
+class Service:
+    """A service that items wait for, such as a server of a model or a retriever.
+
+    Attributes:
+        name: its name or address, for messages.
+        problem: its last failure, if it tells more than that no answer came.
+        answered_at: time of its last answer on the event loop's clock.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self.problem = ""
+        self.answered_at = float("-inf")
+
+    async def answered(self, work: Awaitable[T], began: Callable[[], float | None]) -> T:
+        """Return the result of ``work``, a request to the service, within the patience of the current item.
+
+        A request that waits for its turn waits as long as the service answers others.
+
+        Args:
+            work: the request; it is cancelled when the time is over.
+            began: returns the time on the event loop's clock at which the request was sent; None if it was not.
+
+        Raises:
+            ServiceError: if the time is over.
+        """
+        own, loop = clock.get(), asyncio.get_running_loop()
+        request = asyncio.ensure_future(work)
+        left = own.left if own else float("inf")
+        wait = Wait(self, loop.time())
+        try:
+            if own:
+                own.waits.add(wait)
+            while not request.done():
+                since = began()
+                since = max(wait.since, self.answered_at) if since is None else since
+                if (rest := since + left - loop.time()) <= 0:
+                    raise ServiceError(f"{self.name}: {self.problem or 'no answer'}; gave up after {left:g} s")
+                await asyncio.wait({request}, timeout=None if rest == float("inf") else rest)
+            if not isinstance(request.exception(), ServiceError):
+                self.answered_at, self.problem = loop.time(), ""
+            return request.result()
+        except ServiceError:
+            if own:
+                own.lost = max(own.lost, loop.time() - wait.since)
+            raise
+        finally:
+            request.cancel()
+            if own:
+                own.waits.discard(wait)
 
 
 class Patience:
@@ -66,6 +162,7 @@ class Patience:
         self.over = asyncio.Event()
         self._in_a_row = max(in_flight, IN_A_ROW)
         self._waits = waits
+        self._waits_for_services: set[Wait] = set()
         self._waiting = 0
         self._left_open = 0
         """Number of items left open since an item was completed."""
@@ -86,21 +183,41 @@ class Patience:
             if self._left_open >= self._in_a_row:
                 self.over.set()
             raise
+        except ValueError:  # the item is refused: the service works
+            self._left_open = 0
+            raise
         self._left_open = 0
         return result
+
+    def quiet(self) -> str:
+        """Return which service has not answered for a while, in words; empty if none is waited for in vain."""
+        now = asyncio.get_running_loop().time()
+        silence = {wait.service: 0.0 for wait in self._waits_for_services}
+        for wait in self._waits_for_services:
+            since = max(wait.since, wait.service.answered_at)
+            silence[wait.service] = max(silence[wait.service], now - since)
+        return "; ".join(
+            f"{service.name}: no answer for {seconds:.0f} s"
+            for service, seconds in silence.items()
+            if seconds >= QUIET
+        )
 
     async def _attempts(self, work: Callable[[], Coroutine[Any, Any, T]], so_far: Kept) -> T:
         async def attempt() -> T:
             kept.set(so_far)
+            clock.set(own)
             return await work()
 
         waited, wait, calls = 0.0, FIRST_WAIT, 0
         while True:
+            left = self.seconds - waited if self.seconds else float("inf")
+            own = Clock(left, self._waits_for_services)
             try:
                 return await asyncio.create_task(attempt())
             except ServiceError as error:
+                waited += own.lost
                 if len(so_far.calls) > calls:
-                    waited, wait, calls = 0.0, FIRST_WAIT, len(so_far.calls)
+                    waited, wait, calls = own.lost, FIRST_WAIT, len(so_far.calls)
                 if waited >= self.seconds or self.over.is_set():
                     raise
                 await self._wait(min(wait, self.seconds - waited), error)
@@ -117,6 +234,6 @@ class Patience:
         self._waits(self._waiting, error)
         try:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.over.wait(), seconds * random.uniform(0.5, 1.5))
+                await asyncio.wait_for(self.over.wait(), seconds * random.uniform(0.5, 1))
         finally:
             self._waiting -= 1

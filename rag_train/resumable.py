@@ -1,13 +1,21 @@
 """Resumable processing of many items, such as the questions of a synthesis or an evaluation.
 
 Each completed item is a line of ``<output>.partial``. A run that is started again with the same settings skips the
-completed items and repeats those that were in progress. An item stays open if a service that it needs fails for too
-long (`rag_train.patience`): a line of the partial file keeps its error, its cost and what it had done, and the next
-run tries it again. An item whose content is unfit, such as a question that is too long, is rejected.
+completed items and repeats those that were in progress. An item ends in one of three ways:
 
-When all items are complete, the records are written to ``<output>`` in the order of the items, the rejected records
-to ``<output>.rejected.jsonl`` (if there are any), and the sidecar to ``<output>.meta.json``. The files are the same
-whether or not the run was interrupted.
+- done: its records are kept.
+- refused: its content is unfit or a service refuses it for good (`rag_train.errors.Refused`), such as a question
+  that is too long or that a filter blocks. It is counted by its reason, and blocks nothing else.
+- open: what could be mended by time or by the user prevents it, such as a service that fails for too long
+  (`rag_train.patience`), or a key that is rejected. A line of the partial file keeps its error, its cost and what
+  it had done, and the next run tries it again.
+
+If all of the first items are refused for the same reason, the fault is in the settings rather than in the items:
+the run ends, and the items stay open.
+
+When all items are done or refused, the records are written to ``<output>`` in the order of the items, the rejected
+records to ``<output>.rejected.jsonl`` (if there are any), and the sidecar to ``<output>.meta.json``. The files are
+the same whether or not the run was interrupted.
 
 Several processes can share the items: shard i of n processes items i, i + n, ... and has its own partial file. The
 process that completes the last item writes the output, which depends neither on n nor on the assignment of items to
@@ -37,9 +45,10 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from rag_train.errors import PromptTooLong, ServiceError, UserError
+from rag_train.errors import PromptTooLong, Refused, ServiceError, UserError
+from rag_train.files import placed, to_json
 from rag_train.llm.memo import Kept
-from rag_train.patience import VARIABLE, Patience
+from rag_train.patience import IN_A_ROW, VARIABLE, Patience
 from rag_train.patience import seconds as patience_seconds
 from rag_train.progress import progress
 from rag_train.provenance import code_version
@@ -50,14 +59,16 @@ Item = TypeVar("Item", bound=BaseModel)
 IN_FLIGHT = 512
 """Maximum number of items in progress: enough to fill the engine's batch, and few enough to keep their prompts
 cached."""
-
-
-UNFIT = (PromptTooLong, ValidationError)
+LOOK = 5.0
+"""Seconds between two looks for services that do not answer."""
+UNFIT = (Refused, ValidationError, UnicodeError)
 """Errors that concern the content of an item: trying again would raise them again."""
+NO_PASSAGES = "no passages"
+"""Name of the count of items for which retrievers were asked and returned no passage."""
 
 
 class OpenItems(UserError):
-    """Items stay open because a service failed; ``gone``: it is gone, and other runs would fail too."""
+    """Items stay open; ``gone``: a service that they need is gone, and other runs would fail too."""
 
     def __init__(self, message: str, gone: bool):
         super().__init__(message)
@@ -65,7 +76,10 @@ class OpenItems(UserError):
 
 
 class Rejected(Record):
-    """A record that was left out of the data: ``reason`` is one of a few fixed texts, ``text`` shows the record."""
+    """A record that was left out of the data, or an item that was refused.
+
+    ``reason`` is one of a few fixed texts; ``text`` shows the record, or says why the item was refused.
+    """
 
     id: str
     reason: str
@@ -158,13 +172,16 @@ async def run(
     label: str,
     shard: Shard = WHOLE,
     in_flight: int = IN_FLIGHT,
+    proven: bool = False,
 ) -> Summary:
     """Process the items of ``shard`` with ``work``, and write the output if the items of all shards are complete.
 
-    ``settings`` are written to the sidecar.
+    ``settings`` are written to the sidecar. ``work`` raises one of `UNFIT` if the item is refused, and another
+    UserError if it stays open; in both cases, the records in `Kept.records` are kept. ``proven`` says that other
+    items were done with the same settings, so that these are not at fault if all items are refused.
 
     Raises:
-        OpenItems: if items of this shard stay open because a service failed.
+        OpenItems: if items of this shard stay open.
         UserError: if ``output`` or a partial file was made with different settings, or if another process is
             processing the same shard; no file is overwritten.
     """
@@ -179,6 +196,7 @@ async def run(
         with _completed(output, key, len(items)) as done:
             for line in done.lines(mine):
                 counts.update(line["counts"])
+                proven = proven or "refused" not in line
         todo = sum(i not in done for i in mine)
         if not file.tell():
             _append(file, _header(key) | {"items": len(items)})
@@ -187,36 +205,54 @@ async def run(
             patience = Patience(patience_seconds(), workers, lambda n, error: advance(0, _waiting_note(n, error)))
             queue = (i for i in mine if i not in done)
             failed: list[UserError] = []
+            refusals = _Refusals(file, max(workers, IN_A_ROW), proven)
 
             async def process(i: int) -> None:
                 so_far = Kept()
                 try:
                     outcome = await patience.complete(partial(work, items[i]), so_far)
                 except UNFIT as error:
-                    outcome = _unfit(items[i], error, so_far)
+                    refusals.add(i, items[i], error, so_far)
                 except UserError as error:
                     failed.append(error)
                     _append(file, _open_line(i, error, so_far))
                     return
-                _append(file, _completed_line(i, outcome))
-                counts.update(outcome.counts)
+                else:
+                    refusals.write()
+                    outcome = replace(outcome, counts=outcome.counts | _without_passages(so_far))
+                    _append(file, _completed_line(i, outcome))
+                    counts.update(outcome.counts)
                 advance(1, tokens_note(counts))
 
             async def worker() -> None:
                 for i in queue:
                     await process(i)
-                    if patience.over.is_set():
+                    if patience.over.is_set() or refusals.too_many:
                         return
 
+            async def watch() -> None:
+                told = False
+                while True:
+                    await asyncio.sleep(LOOK)
+                    if (note := patience.quiet()) or told:
+                        advance(0, note or tokens_note(counts))
+                    told = bool(note)
+
             # If a worker fails, the TaskGroup cancels the others; their completed items are already on disk.
+            watching = asyncio.create_task(watch())
             try:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(workers):
                         group.create_task(worker())
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from errors
+            finally:
+                watching.cancel()
+            refused = refusals.end(failed)
         os.fsync(file.fileno())
         summary = _merge(output, shard, len(items), settings, key)
+    if refused:
+        raise OpenItems(_refused_message(summary, refused), gone=False) from refused
     if failed:
         raise OpenItems(_open_message(summary, failed[-1], patience), patience.over.is_set()) from failed[-1]
     return replace(summary, items_done=todo, seconds=time.monotonic() - start, retried=patience.retried)
@@ -236,16 +272,73 @@ def _completed_line(i: int, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _open_line(i: int, error: UserError, so_far: Kept) -> dict[str, Any]:
+def _refused_line(i: int, item: BaseModel, error: ValueError, so_far: Kept) -> dict[str, Any]:
+    """Return the line of an item that is refused; the cost of its calls is counted."""
+    rejected = Rejected(id=getattr(item, "id", ""), reason=reason_of(error), text=str(error))
+    counts = (cost(so_far.calls) if so_far.calls else {}) | _without_passages(so_far)
+    return _completed_line(i, Outcome(so_far.records, counts, [rejected])) | {"refused": rejected.reason}
+
+
+def _open_line(i: int, error: Exception, so_far: Kept) -> dict[str, Any]:
     records = [record.model_dump(mode="json") for record in so_far.records]
     return {"open": i, "error": str(error), "counts": cost(so_far.calls), "records": records}
 
 
-def _unfit(item: BaseModel, error: ValueError, so_far: Kept) -> Outcome:
-    """Return the outcome of an item whose content is unfit; the cost of its calls is counted."""
-    reason = "too long" if isinstance(error, PromptTooLong) else "invalid"
-    rejected = Rejected(id=getattr(item, "id", ""), reason=reason, text=str(error))
-    return Outcome([], cost(so_far.calls) if so_far.calls else {}, [rejected])
+def reason_of(error: ValueError) -> str:
+    """Return the reason by which an item with one of the errors `UNFIT` is counted."""
+    return error.reason if isinstance(error, Refused) else "invalid"
+
+
+def _without_passages(so_far: Kept) -> dict[str, int]:
+    return {NO_PASSAGES: 1} if so_far.queries and not so_far.passages else {}
+
+
+class _Refusals:
+    """Writes the lines of refused items, but holds the first ones back until an item is done.
+
+    Args:
+        file: the partial file.
+        most: number of refusals for one reason, and of no item done, after which the run ends.
+        proven: whether an item was done before.
+    """
+
+    def __init__(self, file: IO[str], most: int, proven: bool):
+        self._file = file
+        self._most = most
+        self._proven = proven
+        self._held: list[tuple[int, BaseModel, ValueError, Kept]] = []
+
+    @property
+    def too_many(self) -> bool:
+        """Whether all of the first items were refused for one reason."""
+        return len(self._held) >= self._most
+
+    def add(self, i: int, item: BaseModel, error: ValueError, so_far: Kept) -> None:
+        """Note that an item was refused. Lengths differ from item to item, so what is too long tells nothing."""
+        if self._proven or isinstance(error, PromptTooLong):
+            _append(self._file, _refused_line(i, item, error, so_far))
+            return
+        self._held.append((i, item, error, so_far))
+        if self.too_many and len({reason_of(error) for _, _, error, _ in self._held}) > 1:
+            self.write()
+
+    def write(self) -> None:
+        """Write the refusals that were held back: an item was done, so that they concern their items."""
+        self._proven = True
+        for held in self._held:
+            _append(self._file, _refused_line(*held))
+        self._held = []
+
+    def end(self, failed: Sequence[UserError]) -> ValueError | None:
+        """Write the refusals that are still held back.
+
+        If they have one reason and no item was done, the items stay open, and one of their errors is returned.
+        """
+        if len({reason_of(error) for _, _, error, _ in self._held}) > 1:
+            self.write()
+        for i, _, error, so_far in self._held:
+            _append(self._file, _open_line(i, error, so_far))
+        return self._held[-1][2] if self._held and not failed else None
 
 
 def _waiting_note(waiting: int, error: ServiceError) -> str:
@@ -256,6 +349,12 @@ def _open_message(summary: Summary, error: UserError, patience: Patience) -> str
     done = f"{summary.items - summary.remaining:,} of {summary.items:,} questions done, {summary.open:,} open"
     remedy = f"give the same command again to go on; {VARIABLE}=SECONDS waits longer than {patience.seconds:g} s"
     return f"{summary.output}: {done} ({error}); {remedy}"
+
+
+def _refused_message(summary: Summary, error: ValueError) -> str:
+    refused = f"{summary.open:,} of {summary.items:,} were refused ({reason_of(error)}: {error})"
+    remedy = "correct the model, its server or the prompts, and give the command again"
+    return f"{summary.output}: no question was done, and {refused}; {remedy}"
 
 
 def tokens_note(counts: Mapping[str, int]) -> str:
@@ -275,6 +374,8 @@ def summary_line(summary: Summary) -> str:
         parts.append(f"{summary.remaining:,} questions remain for other shards")
     if summary.open:
         parts.append(f"{summary.open:,} of them open after failures of a service")
+    if (without := summary.counts.get(NO_PASSAGES)) and without == summary.items - summary.remaining:
+        parts.append("no search found a passage: check the retriever")
     if summary.retried:
         parts.append(f"{summary.retried:,} attempts repeated after failures of a service")
     return f"{summary.output}: {'; '.join(parts)}"
@@ -460,6 +561,7 @@ def _end_of_last_line(file: IO[bytes], block: int = 2**16) -> int:
 PARTIAL = re.compile(r"(.+?)(\.\d+-of-\d+)?\.partial")
 """Name of a partial file; its first group is the name of the output."""
 SIDECAR = ".meta.json"
+REJECTED = ".rejected.jsonl"
 
 
 def partial_files(output: Path) -> list[Path]:
@@ -474,16 +576,17 @@ def sidecar(output: Path) -> Path:
 
 
 def _rejected(output: Path) -> Path:
-    return Path(f"{output}.rejected.jsonl")
+    return Path(f"{output}{REJECTED}")
 
 
 def _append(file: IO[str], value: dict[str, Any]) -> None:
-    file.write(_json_line(value))
-    file.flush()
+    with placed(file.name):
+        file.write(_json_line(value))
+        file.flush()
 
 
 def _json_line(value: dict[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False) + "\n"
+    return to_json(value) + "\n"
 
 
 def _temporary(path: Path, suffix: str) -> Path:
@@ -494,10 +597,15 @@ def _temporary(path: Path, suffix: str) -> Path:
 @contextmanager
 def _new(path: Path, suffix: str) -> Iterator[IO[str]]:
     """Open the next contents of ``path``, which `_replace` puts in its place."""
-    with _temporary(path, suffix).open("w", encoding="utf-8") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
+    temporary = _temporary(path, suffix)
+    try:
+        with placed(path), temporary.open("w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # half a file would fill the disk that is full already
+        raise
 
 
 def _replace(path: Path, suffix: str) -> None:

@@ -6,6 +6,7 @@ strategies -> trajectories -> tables. On disk, each record is a JSON object on a
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Any
 
@@ -27,6 +28,12 @@ class Passage(Record):
     title: str = ""
     text: str
     score: float | None = None
+
+    @field_validator("score")
+    @classmethod
+    def _is_number(cls, score: float | None) -> float | None:
+        """Take a score that is not a finite number as none: JSON could not express it."""
+        return score if score is not None and math.isfinite(score) else None
 
 
 class GoldStep(Record):
@@ -149,6 +156,9 @@ class Trajectory(Record):
     reasoning: str = ""
     calls: list[LLMCall] = []
     error: str | None = None
+    """Why the question was refused or stays open."""
+    refused: str = ""
+    """Reason by which a refused question is counted (`rag_train.errors.Refused`); empty if it was not refused."""
     plan: Plan | None = None
     outline: dict[str, list[str]] = {}
     """Knowledge by entity (DualRAG, section 3.1.2)."""

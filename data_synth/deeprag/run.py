@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -85,6 +86,7 @@ def _search_outcome(question: Question, result: SearchResult, records: Sequence[
     """Count what the search found, and keep the lines that fit no format."""
     unparsed = [node.unparsed for node in nodes(result.root) if node.unparsed]
     counts = cost(result.calls) | {"solved": int(result.best is not None), "unparsed_lines": len(unparsed)}
+    counts |= Counter(f"branches refused ({why})" for node in nodes(result.root) for why in node.refused)
     if result.best is not None:
         counts |= {"retrievals": result.best.retrievals, "steps": len(result.best.steps), result.source: 1}
     if records:

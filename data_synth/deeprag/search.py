@@ -7,7 +7,6 @@ retrievals, not by depth.
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import itertools
 import random
@@ -16,12 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rag_train.answers import contains, exact_match, rules_of
-from rag_train.errors import PromptTooLong
+from rag_train.errors import Refused
 from rag_train.formats import deeprag
 from rag_train.llm.base import LLM, Sampling
 from rag_train.llm.memo import CallLog
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Decision, LLMCall, Passage, Question, Step
+from rag_train.strategies.base import together
 from rag_train.strategies.controller import Controller, Move
 
 
@@ -61,8 +61,9 @@ class Node:
     """A state of the Markov decision process (section 3.1): the steps so far and, once expanded, its children.
 
     ``answer`` is the final answer if the controller ended the trajectory here, and ``correct`` says whether it is
-    accepted. ``unparsed`` is the controller's line if it is neither a subquery nor a final answer. ``children`` are
-    in the order of the queue: parametric answers before retrieved ones.
+    accepted. ``unparsed`` is the controller's line if it is neither a subquery nor a final answer. ``refused`` has
+    the reasons of the calls that were refused here. ``children`` are in the order of the queue: parametric answers
+    before retrieved ones.
     """
 
     steps: tuple[Step, ...] = ()
@@ -70,6 +71,7 @@ class Node:
     answer: str | None = None
     correct: bool = False
     unparsed: str = ""
+    refused: list[str] = field(default_factory=list)
     children: list[Node] = field(default_factory=list)
 
     @property
@@ -148,16 +150,16 @@ class TreeSearch:
 
     async def _explore(self, controller: Controller, question: Question, node: Node) -> None:
         await self._expand(controller, question, node)
-        await asyncio.gather(*(self._explore(controller, question, child) for child in node.children))
+        await together(self._explore(controller, question, child) for child in node.children)
 
     async def _expand(self, controller: Controller, question: Question, node: Node) -> None:
         """End at ``node``, or ask a subquery and answer it both ways (lines 6 to 15 of Algorithm 1).
 
-        If the controller writes a malformed line, or the transcript has become too long for the model, the node
-        gets no answer and no children.
+        If the controller writes a malformed line, or the transcript is refused, for example because it has become
+        too long for the model, the node gets no answer and no children.
 
         Raises:
-            PromptTooLong: if the question itself is too long.
+            Refused: if the question itself is refused.
         """
         try:
             if len(node.steps) >= self._config.max_steps:
@@ -166,31 +168,32 @@ class TreeSearch:
                 move = await controller.next_move(node.steps)
                 node.subquery, node.answer = move.subquery, move.answer
                 node.unparsed = move.text if move == Move(text=move.text) else ""
-        except PromptTooLong:
+        except Refused as error:
             if not node.steps:
                 raise
+            node.refused.append(error.reason)
         if node.answer is not None:
             node.correct = self._is_correct(node.answer, question)
         elif node.subquery is not None:
-            parametric, retrieved = await asyncio.gather(
-                self._children(controller, node, node.subquery, Decision.PARAMETRIC),
-                self._children(controller, node, node.subquery, Decision.RETRIEVE),
+            parametric, retrieved = await together(
+                self._children(controller, node, node.subquery, decision)
+                for decision in (Decision.PARAMETRIC, Decision.RETRIEVE)
             )
             node.children = [child for child in parametric + retrieved if self._may_be_right(child, question)]
 
     async def _children(self, controller: Controller, node: Node, subquery: str, decision: Decision) -> list[Node]:
+        """Return the children of a decision; what is refused is noted at ``node``."""
         passages: list[Passage] = []
         if decision is Decision.RETRIEVE:
             passages = await self._retriever.search(subquery, self._config.passages)
-        answers = await asyncio.gather(
-            *(
-                _unless_too_long(
-                    controller.retrieved(node.steps, subquery, passages, sample)
-                    if decision is Decision.RETRIEVE
-                    else controller.parametric(node.steps, subquery, sample)
-                )
-                for sample in self._samples()
+        answers = await together(
+            _unless_refused(
+                controller.retrieved(node.steps, subquery, passages, sample)
+                if decision is Decision.RETRIEVE
+                else controller.parametric(node.steps, subquery, sample),
+                node.refused,
             )
+            for sample in self._samples()
         )
         return [
             Node(
@@ -259,11 +262,12 @@ def nodes(node: Node) -> Iterator[Node]:
         yield from nodes(child)
 
 
-async def _unless_too_long(answer: Coroutine[Any, Any, str]) -> str:
-    """Return the answer, or "" if its prompt is too long: only this branch of the tree ends."""
+async def _unless_refused(answer: Coroutine[Any, Any, str], reasons: list[str]) -> str:
+    """Return the answer, or "" if its prompt is refused: this branch of the tree ends, and the reason is noted."""
     try:
         return await answer
-    except PromptTooLong:
+    except Refused as error:
+        reasons.append(error.reason)
         return ""
 
 

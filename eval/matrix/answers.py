@@ -11,7 +11,7 @@ from rag_train.errors import UserError
 from rag_train.files import read_records, write_records
 from rag_train.llm.memo import Kept, kept
 from rag_train.provenance import settings_hash
-from rag_train.resumable import UNFIT, Outcome, cost, run
+from rag_train.resumable import UNFIT, Outcome, cost, reason_of, run
 from rag_train.schema import Question, Trajectory
 from rag_train.strategies.base import Kit, completed_steps
 from rag_train.strategies.registry import build
@@ -49,10 +49,10 @@ class Answers:
     async def ask(self, kit: Kit, questions: Sequence[Question]) -> list[Trajectory]:
         """Answer the missing questions concurrently and return the trajectories of all ``questions``.
 
-        If a prompt exceeds the model's context, the question's trajectory records the error.
+        The trajectory of a question that is refused records the error and the reason.
 
         Raises:
-            OpenItems: if questions stay open because a service failed (`rag_train.patience`).
+            OpenItems: if questions stay open (`rag_train.resumable`).
             UserError: if the kit lacks what the strategy needs.
         """
         if missing := self.missing(questions):
@@ -74,22 +74,23 @@ class Answers:
             try:
                 trajectory = await strategy.answer(question)
             except (*UNFIT, UserError) as error:
-                trajectory = Trajectory(
+                ended = Trajectory(
                     question_id=question.id,
                     question=question.question,
                     strategy=strategy.name,
                     steps=steps,
                     calls=so_far.calls,
                     error=str(error),
+                    refused="" if isinstance(error, UserError) else reason_of(error),
                 )
-                if isinstance(error, UserError):  # the question stays open
-                    so_far.records = [trajectory]
-                    raise
-            return Outcome([trajectory], cost(trajectory.calls) | {"failed": int(trajectory.error is not None)})
+                so_far.records = [ended]
+                raise
+            return Outcome([trajectory], cost(trajectory.calls))
 
         settings = self.settings | {"passages": kit.passages, "instructions": kit.instructions}
         label = " on ".join(filter(None, (self.strategy, self.settings.get("questions"))))
-        await run(questions, work, output, settings, label=label)
+        proven = any(trajectory.error is None for trajectory in self._stored.values())
+        await run(questions, work, output, settings, label=label, proven=proven)
         return read_records(output, Trajectory)
 
     def _add(self, questions: Sequence[Question], trajectories: Sequence[Trajectory]) -> None:

@@ -6,10 +6,10 @@ Verdicts are stored in ``DIR/verdicts/<judge>/``, so that each distinct answer i
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from rag_train.errors import PromptTooLong
 from rag_train.eval.matrix.cell import Cell, load_matrix
 from rag_train.eval.matrix.store import read_cell, rescore, write_matrix
 from rag_train.files import read_records
@@ -17,9 +17,9 @@ from rag_train.formats.prompting import instruction
 from rag_train.judge import JUDGE, JudgeInput, verdict
 from rag_train.llm.base import LLM
 from rag_train.llm.engines import EngineConfig, open_engine
-from rag_train.llm.memo import CallLog
+from rag_train.llm.memo import CallLog, Kept, kept
 from rag_train.provenance import weights_sha256
-from rag_train.resumable import Outcome, cost, run
+from rag_train.resumable import REJECTED, UNFIT, Outcome, cost, reason_of, run
 from rag_train.schema import Question, Record, Trajectory
 
 
@@ -28,7 +28,9 @@ class JudgeVerdict(Record):
 
     digest: str
     right: bool | None
-    """None if the judge's text contains no verdict or the answer is too long for it; it then counts as wrong."""
+    """None if the judge's text contains no verdict or the judge refused the answer; it then counts as wrong."""
+    refused: str = ""
+    """Reason why the judge refused the answer; empty if it did not."""
 
 
 async def judge_matrix(directory: Path, model: str, config: EngineConfig) -> list[Cell]:
@@ -46,40 +48,48 @@ async def judge_matrix(directory: Path, model: str, config: EngineConfig) -> lis
     if missing := [answer for digest, answer in wanted.items() if digest not in verdicts]:
         batch = _digest("".join(answer.digest for answer in missing))[:12]
         async with open_engine(model, config) as llm:
-            await judge_answers(llm, missing, folder / f"{batch}.jsonl")
+            proven = any(verdict.right is not None for verdict in verdicts.values())
+            await judge_answers(llm, missing, folder / f"{batch}.jsonl", proven)
         verdicts = _stored_verdicts(folder)
     judged: list[Cell] = []
     for cell in cells:
-        right = [float(bool(answer.prediction and verdicts[answer.digest])) for answer in inputs[cell.id]]
+        judged_answers = [verdicts.get(answer.digest) if answer.prediction else None for answer in inputs[cell.id]]
+        right = [float(bool(each and each.right)) for each in judged_answers]
+        refused = Counter(each.refused for each in judged_answers if each and each.refused)
         _, _, scores = contents[cell.id]
         scores = [score.model_copy(update={"judge": r}) for score, r in zip(scores, right, strict=True)]
-        judged.append(rescore(directory, cell, scores))
+        judged.append(rescore(directory, cell, scores, dict(refused)))
     write_matrix(directory, judged)
     return judged
 
 
-async def judge_answers(llm: LLM, answers: Sequence[JudgeInput], output: Path) -> None:
-    """Judge ``answers`` with ``llm`` and write a `JudgeVerdict` per line to ``output``; resumable."""
+async def judge_answers(llm: LLM, answers: Sequence[JudgeInput], output: Path, proven: bool = False) -> None:
+    """Judge ``answers`` with ``llm`` and write a `JudgeVerdict` per line to ``output``; resumable.
+
+    ``proven`` says whether the judge has given verdicts before. Raises OpenItems if answers stay open.
+    """
 
     async def work(answer: JudgeInput) -> Outcome:
         log = CallLog(llm)
         try:
             right = await verdict(log, llm, answer)
-        except PromptTooLong:
-            right = None
+        except UNFIT as error:
+            so_far = kept.get() or Kept()
+            so_far.records = [JudgeVerdict(digest=answer.digest, right=None, refused=reason_of(error))]
+            raise
         return Outcome([JudgeVerdict(digest=answer.digest, right=right)], cost(log.calls))
 
-    await run(answers, work, output, {"prompt": instruction(JUDGE.name)}, label="judging")
+    await run(answers, work, output, {"prompt": instruction(JUDGE.name)}, label="judging", proven=proven)
 
 
 def _judge_input(question: Question, trajectory: Trajectory) -> JudgeInput:
     return JudgeInput(question=question.question, answers=question.answers, prediction=trajectory.answer or "")
 
 
-def _stored_verdicts(folder: Path) -> dict[str, bool | None]:
+def _stored_verdicts(folder: Path) -> dict[str, JudgeVerdict]:
     """Return the stored verdicts by the digest of their answers."""
-    verdicts = [verdict for file in sorted(folder.glob("*.jsonl")) for verdict in read_records(file, JudgeVerdict)]
-    return {verdict.digest: verdict.right for verdict in verdicts}
+    files = (file for file in sorted(folder.glob("*.jsonl")) if not file.name.endswith(REJECTED))
+    return {verdict.digest: verdict for file in files for verdict in read_records(file, JudgeVerdict)}
 
 
 def _digest(text: str) -> str:

@@ -29,7 +29,7 @@ from rag_train.provenance import weights_sha256
 from rag_train.resumable import OpenItems
 from rag_train.retrieval.base import Retriever
 from rag_train.retrieval.batching import AsyncRetriever
-from rag_train.schema import Question
+from rag_train.schema import Question, Trajectory
 from rag_train.strategies.base import Kit
 from rag_train.strategies.kit import KitConfig, open_kit
 from rag_train.strategies.registry import build
@@ -58,11 +58,13 @@ async def run_matrix(
     Raises:
         UserError: before any question is asked, if a strategy's requirements are not met, or if a cell would
             overwrite another cell.
-        OpenItems: at the end, if questions stay open because a service failed; their cells are not written.
+        OpenItems: at the end, if questions stay open; their cells are not written.
+        UserError: at the end, if all questions of a cell were refused; the cell is not written.
     """
     _check_names(CellName(*parts, seed) for parts in itertools.product(models, strategies, datasets, retrievers))
     done: list[Cell] = []
     failures: dict[CellName, OpenItems] = {}
+    refused: dict[CellName, list[Trajectory]] = {}
     for model, place in models.items():
         model_config = for_model(config, place)
         kept = stores(model_config, strategies, retrievers, output)
@@ -82,8 +84,11 @@ async def run_matrix(
                             break
         complete = [name for name in names if not answers[name].missing(datasets[name.dataset])]
         trajectories = {name: answers[name].of(datasets[name.dataset]) for name in complete}
-        cells: list[Cell] = []
         for name in complete:
+            if all(trajectory.error is not None for trajectory in trajectories[name]):
+                refused[name] = trajectories.pop(name)
+        cells: list[Cell] = []
+        for name in trajectories:
             questions, cot = datasets[name.dataset], trajectories.get(name._replace(strategy="cot"))
             cells.append(write_cell(output, name, questions, trajectories[name], answers[name].settings, cot=cot))
         write_matrix(output, cells)
@@ -93,6 +98,10 @@ async def run_matrix(
     if failures:
         name, error = next(reversed(failures.items()))
         raise OpenItems(f"{name.id}: no scores, because questions are open; {error}", error.gone) from error
+    for name, trajectories in refused.items():
+        problem = f"all {len(trajectories):,} questions were refused ({trajectories[0].error})"
+        remedy = f"correct the cause, delete {answers[name].folder}, and give the command again"
+        raise UserError(f"{name.id}: no scores, because {problem}; {remedy}")
     return done
 
 

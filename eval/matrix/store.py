@@ -19,9 +19,8 @@ from rag_train.eval.matrix.cell import MATRIX, Cell, CellName, Matrix, file_name
 from rag_train.eval.matrix.tables import matrix_csv, matrix_tables
 from rag_train.eval.metrics.boundary import known_facts
 from rag_train.eval.metrics.scores import Score, score
-from rag_train.eval.metrics.summary import measure_intervals, summarize
+from rag_train.eval.metrics.summary import counted, measure_intervals, summarize
 from rag_train.files import write_records, write_text
-from rag_train.progress import console
 from rag_train.schema import Question, Record, Trajectory
 
 Row = TypeVar("Row", bound=Record)
@@ -72,10 +71,20 @@ def write_cell(
     write_records(output / cell.trajectories, trajectories)
     write_records(output / cell.scores, scores)
     write_text(output / f"{file}.settings.json", json.dumps(settings, indent=1) + "\n")
-    if summary.errors:
-        failed = f"{summary.errors:.0f} of {len(questions)} questions failed"
-        console.print(f"{name.id}: {failed}; see the errors in {output / cell.trajectories}")
     return cell
+
+
+def warnings(directory: Path, cells: Sequence[Cell]) -> Iterator[str]:
+    """Yield a line for each cell whose questions or answers were refused, or whose searches found nothing."""
+    for cell in cells:
+        if refused := cell.summary.refusals:
+            where = f"see the errors in {directory / cell.trajectories}"
+            yield f"{cell.id}: questions refused, which count as wrong ({refused}); {where}"
+        if unjudged := counted(cell.summary.unjudged):
+            yield f"{cell.id}: answers that the judge refused, which count as wrong: {unjudged}"
+        if nothing := cell.summary.nothing_found:
+            count = f"{nothing:.0f} of {cell.summary.questions:,} questions"
+            yield f"{cell.id}: the retriever found no passage for {count}; check the index or the service"
 
 
 def read_cell(directory: Path, cell: Cell) -> tuple[list[Question], list[Trajectory], list[Score]]:
@@ -152,10 +161,13 @@ def _parse(kind: type[Row], line: bytes, place: str) -> Row:
         raise UserError(f"{place}: {problem}; evaluate the cell again") from error
 
 
-def rescore(directory: Path, cell: Cell, scores: Sequence[Score]) -> Cell:
-    """Replace the scores of a cell; `write_matrix` adds the cell to the matrix."""
+def rescore(directory: Path, cell: Cell, scores: Sequence[Score], unjudged: dict[str, float]) -> Cell:
+    """Replace the scores of a cell and the number of answers that the judge refused, by reason.
+
+    `write_matrix` adds the cell to the matrix.
+    """
     write_records(directory / cell.scores, scores)
-    summary = cell.summary.model_copy(update={"measures": measure_intervals(scores)})
+    summary = cell.summary.model_copy(update={"measures": measure_intervals(scores), "unjudged": unjudged})
     return cell.model_copy(update={"summary": summary})
 
 

@@ -13,7 +13,7 @@ from rag_train.eval.matrix.cell import Cell
 from rag_train.eval.metrics.boundary import DecisionCounts
 from rag_train.eval.metrics.causes import CAUSES
 from rag_train.eval.metrics.intervals import Interval
-from rag_train.eval.metrics.summary import RunSummary
+from rag_train.eval.metrics.summary import RunSummary, counted
 from rag_train.table import NOTHING, Table
 
 NEAR = 0.002
@@ -162,7 +162,10 @@ def measures_table(runs: Sequence[RunSummary]) -> Table:
             for run in runs
             if shown
         ],
-        notes=[_interval_note(runs)],
+        notes=[
+            _interval_note(runs),
+            *_note("Answers refused by the judge, which count as wrong", [counted(r.unjudged) for r in runs], runs),
+        ],
     )
 
 
@@ -236,12 +239,13 @@ def matrix_tables(cells: Sequence[Cell]) -> list[Table]:
 def matrix_csv(cells: Sequence[Cell]) -> str:
     """Return CSV with a row per cell and measure: mean and interval, as fractions or counts."""
     rows = [
-        [*cell.name, cell.summary.questions, name, interval.mean, interval.lo, interval.hi]
-        for cell in cells
-        for name, interval in _intervals(cell.summary).items()
+        [*cell.name, run.questions, int(run.errors), name, interval.mean, interval.lo, interval.hi]
+        for cell, run in ((cell, cell.summary) for cell in cells)
+        for name, interval in _intervals(run).items()
     ]
     out = io.StringIO()
-    header = ["model", "strategy", "dataset", "retriever", "seed", "questions", "measure", "mean", "lo", "hi"]
+    header = ["model", "strategy", "dataset", "retriever", "seed", "questions", "refused", "measure"]
+    header += ["mean", "lo", "hi"]
     csv.writer(out, lineterminator="\n").writerows([header, *rows])
     return out.getvalue()
 
@@ -267,14 +271,20 @@ def _number(interval: Interval | None) -> str:
 
 
 def _error_notes(runs: Sequence[RunSummary]) -> list[str]:
-    def note(what: str, counts: Sequence[float]) -> list[str]:
-        listed = [f"{run.name} ({n:.0f} of {run.questions:,})" for run, n in zip(runs, counts, strict=True) if n]
-        return [f"{what}: {', '.join(listed)}."] if listed else []
+    def numbers(name: str) -> list[str]:
+        return [f"{n:.0f} of {run.questions:,}" if (n := getattr(run, name)) else "" for run in runs]
 
     return [
-        *note("Counted as wrong, because a prompt was too long or invalid", [run.errors for run in runs]),
-        *note("Questions in which the text of a module did not parse", [run.unparsed for run in runs]),
+        *_note("Questions that were refused, which count as wrong", [run.refusals for run in runs], runs),
+        *_note("Questions in which the text of a module did not parse", numbers("unparsed"), runs),
+        *_note("Questions for which no search found a passage", numbers("nothing_found"), runs),
     ]
+
+
+def _note(what: str, counts: Sequence[str], runs: Sequence[RunSummary]) -> list[str]:
+    """Return a note on the runs that have a count."""
+    listed = [f"{run.name} ({count})" for run, count in zip(runs, counts, strict=True) if count]
+    return [f"{what}: {', '.join(listed)}."] if listed else []
 
 
 def _interval_note(runs: Sequence[RunSummary]) -> str:

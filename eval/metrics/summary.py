@@ -5,6 +5,7 @@ All tables and plots are made from summaries.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
@@ -62,7 +63,13 @@ class RunSummary(Record):
     steps: float
     llm_calls: float
     errors: float
-    """Number of trajectories that ended in an error; their answers are scored like the others."""
+    """Number of questions that were refused; they are scored as wrong."""
+    refused: dict[str, float] = Field(default_factory=dict)
+    """The same number by reason."""
+    unjudged: dict[str, float] = Field(default_factory=dict)
+    """Number of answers that the judge refused, by reason; they count as wrong."""
+    nothing_found: float = 0.0
+    """Number of questions that were searched for and for which no passage was found."""
     unparsed: float = 0.0
     """Number of trajectories in which a module's text did not parse."""
     tokens: dict[str, TokenUse]
@@ -88,6 +95,17 @@ class RunSummary(Record):
     @property
     def name(self) -> str:
         return f"{self.strategy}, {self.stage}" if self.stage else self.strategy
+
+    @property
+    def refusals(self) -> str:
+        """How many questions were refused, and why; empty if none was."""
+        of = f"{self.errors:.0f} of {self.questions:,}"
+        return ": ".join(filter(None, [of, counted(self.refused)])) if self.errors else ""
+
+
+def counted(reasons: Mapping[str, float]) -> str:
+    """Return counts by reason in words."""
+    return ", ".join(f"{reason} {count:.0f}" for reason, count in sorted(reasons.items()))
 
 
 def summarize(
@@ -133,6 +151,8 @@ def summarize(
         steps=sum(s.steps for s in scores) / len(scores),
         llm_calls=sum(s.llm_calls for s in scores) / len(scores),
         errors=sum(t.error is not None for t in trajectories),
+        refused=dict(Counter(t.refused for t in trajectories if t.refused)),
+        nothing_found=sum(t.retrievals > 0 and not any(step.passages for step in t.steps) for t in trajectories),
         unparsed=sum(t.unparsed for t in trajectories),
         tokens=token_use(trajectories),
         by_hops=[
@@ -210,6 +230,9 @@ def _join(runs: Sequence[RunSummary]) -> RunSummary:
         steps=sum(run.steps for run in runs) / n,
         llm_calls=sum(run.llm_calls for run in runs) / n,
         errors=sum(run.errors for run in runs) / n,
+        refused=_mean_counts([run.refused for run in runs]),
+        unjudged=_mean_counts([run.unjudged for run in runs]),
+        nothing_found=sum(run.nothing_found for run in runs) / n,
         unparsed=sum(run.unparsed for run in runs) / n,
         tokens=_mean_tokens(runs),
         by_hops=_pooled_hops([run.by_hops for run in runs]),
@@ -266,6 +289,10 @@ def _across_all(intervals: Sequence[Interval | None]) -> Interval | None:
     """Return None if a seed has no interval."""
     present = [interval for interval in intervals if interval is not None]
     return _across(present) if len(present) == len(intervals) else None
+
+
+def _mean_counts(counts: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: sum(c.get(name, 0.0) for c in counts) / len(counts) for name in sorted(set().union(*counts))}
 
 
 def _mean_shares(shares: Sequence[dict[int, float]]) -> dict[int, float]:

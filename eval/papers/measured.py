@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from rag_train.eval.metrics.boundary import cot_counts, decision_statistic
 from rag_train.eval.metrics.intervals import Interval, Statistic, bootstrap_of, mean_of, share_of
 from rag_train.eval.metrics.measures import wording
 from rag_train.eval.metrics.scores import Score, score
+from rag_train.eval.metrics.summary import counted
 from rag_train.eval.papers.printed import Column, PublishedTable, Row
 from rag_train.eval.papers.sources import MODELS, OF_A_ROLE, START, CheckpointSource, Request
 from rag_train.schema import Question, Trajectory
@@ -103,6 +105,15 @@ class Measurements:
         """Answer all requests of the tables."""
         for request, trajectories in (await self.source.answers(self.wanted(tables))).items():
             self.answers[request] = RequestAnswers(self.source.questions(request.questions), trajectories)
+
+    def refusals(self) -> Iterator[str]:
+        """Yield a line for each request with questions that were refused."""
+        for request, answers in self.answers.items():
+            reasons = Counter(trajectory.refused for trajectory in answers.trajectories if trajectory.refused)
+            if reasons:
+                of = f"{reasons.total():,} of {len(answers.trajectories):,}: {counted(reasons)}"
+                who = f"{request.model}, {request.strategy}, {request.questions}"
+                yield f"Questions that were refused, which count as wrong: {who} ({of})."
 
     def question_sets(self, column: Column, table: PublishedTable) -> list[str]:
         """Return the names of the question sets that a column is measured on."""

@@ -71,7 +71,7 @@ def reproduce(paper: str | None, id: str | None, source: CheckpointSource, outpu
         code_version=code_version(),
         machine=machine(),
         settings=source.settings(),
-        about=source.about(),
+        about=[*source.about(), *measurements.refusals()],
         cells=[cell for name, id, published in chosen for cell in cells(name, id, published, measurements)],
         claims=[
             claim

@@ -6,7 +6,6 @@ agree; the rest is uncertain, and no decision is judged by it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +20,7 @@ from rag_train.formats.prompting import few_shot_prompt
 from rag_train.llm.base import LLM, Sampling
 from rag_train.resumable import Outcome, cost, run
 from rag_train.schema import GoldStep, LLMCall, Question, Record
+from rag_train.strategies.base import together
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -79,7 +79,7 @@ async def measure(atlas: Atlas, facts: Sequence[tuple[str, str]], llm: LLM, outp
         # Without seeds: vLLM's CPU build dies of a seeded call whose prompt is read in two steps.
         samplings += [Sampling(max_tokens=16, stop=("\n",), temperature=TEMPERATURE)] * SAMPLES
         calls = [(prompt, sampling) for prompt in fact.prompts for sampling in samplings]
-        completions = await asyncio.gather(*(llm.complete(*call) for call in calls))
+        completions = await together(llm.complete(*call) for call in calls)
         right = sum(contains(completion.text, fact.answers) for completion in completions)
         knowledge = Knowledge(
             subject=fact.subject,

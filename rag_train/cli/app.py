@@ -70,7 +70,10 @@ def main() -> None:
         if error.errno not in _FILE_ERRORS:
             raise
         place = f"{error.filename}: " if error.filename else ""
-        _fail(f"{place}{error.strerror}; choose a place that can be written and has free space")
+        remedy = "choose a place that can be written and has free space, and give the command again"
+        if error.errno == errno.EFBIG:
+            remedy = "raise the limit on the size of files (ulimit -f), and give the command again"
+        _fail(f"{place}{error.strerror}; {remedy}")
 
 
 _FILE_ERRORS = {
@@ -81,6 +84,7 @@ _FILE_ERRORS = {
         "EROFS",
         "ENOSPC",
         "EDQUOT",
+        "EFBIG",
         "ENAMETOOLONG",
         "ENOTDIR",
         "EISDIR",

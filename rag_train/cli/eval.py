@@ -171,14 +171,19 @@ def evaluate(
 
         return asyncio.run(run_matrix(config, models, strategies, datasets, retrievers, output, seed))
 
+    def run_checkpoint(name: str, place: str) -> list[Cell]:
+        cells = run({name: place})
+        _warn(output, cells)
+        return cells
+
     if watch:
         from rag_train.eval.matrix.watch import watch_checkpoints
 
-        best = watch_checkpoints(watch, metric, lambda name, place: run({name: place}))
+        best = watch_checkpoints(watch, metric, run_checkpoint)
         line = f"{watch}/best: {best['checkpoint']}, {metric} {best[metric]:.4f}"
         print(json.dumps(best) if as_json else line)
         return
-    _print_cells(run(models), as_json)
+    _print_cells(output, run(models), as_json)
 
 
 @evaluation.command(rich_help_panel=EVALUATION)
@@ -210,7 +215,7 @@ def score(
     answers = [answer for answer in loaded if answer.question_id not in left_out]
     cell = write_cell(output, CellName(name, "predictions", dataset, "", 0), asked, answers, {"predictions": name})
     write_matrix(output, [cell])
-    _print_cells([cell], as_json)
+    _print_cells(output, [cell], as_json)
 
 
 @evaluation.command(rich_help_panel=EVALUATION)
@@ -248,7 +253,7 @@ def judge(
     announce(f"{directory}: judging its answers with {model}")
     from rag_train.eval.matrix.judge import judge_matrix
 
-    _print_cells(asyncio.run(judge_matrix(directory, model, engine_config(engine, url))), as_json)
+    _print_cells(directory, asyncio.run(judge_matrix(directory, model, engine_config(engine, url))), as_json)
 
 
 @evaluation.command(rich_help_panel=EVALUATION)
@@ -299,13 +304,23 @@ def _print_estimates(groups: Mapping[str, list[CellEstimate]], engine: EngineCon
         print("all questions are answered already; the command would only write scores and tables")
 
 
-def _print_cells(cells: Sequence[Cell], as_json: bool) -> None:
+def _print_cells(directory: Path, cells: Sequence[Cell], as_json: bool) -> None:
+    """Print the cells, and last what is missing in them."""
     from rag_train.eval.matrix.tables import matrix_tables
 
     if as_json:
         print(json.dumps([cell.model_dump(mode="json") for cell in cells]))
     else:
         _print_tables(matrix_tables(cells))
+    _warn(directory, cells)
+
+
+def _warn(directory: Path, cells: Sequence[Cell]) -> None:
+    from rag_train.eval.matrix.store import warnings
+    from rag_train.progress import console
+
+    for line in warnings(directory, cells):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _print_tables(tables: Sequence[Table]) -> None:

@@ -27,12 +27,16 @@ class Kept:
     Attributes:
         completions: the completed calls, by identity of the engine, prompt and sampling.
         calls: the cost of each of them.
-        records: what is to be kept of the last attempt if the item stays open, such as its trajectory so far.
+        records: what is to be kept of the last attempt if the item is refused or stays open, such as its
+            trajectory so far.
+        queries, passages: number of queries sent to retrievers, and of passages that they returned.
     """
 
     completions: dict[tuple[int, str, Sampling], Completion] = field(default_factory=dict)
     calls: list[LLMCall] = field(default_factory=list)
     records: list[Any] = field(default_factory=list)
+    queries: int = 0
+    passages: int = 0
 
 
 kept: ContextVar[Kept | None] = ContextVar("kept", default=None)

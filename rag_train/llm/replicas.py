@@ -21,6 +21,7 @@ from rag_train.http import httpx, is_busy, json_of, problem_in, read_async, retr
 from rag_train.llm.base import EngineError
 from rag_train.llm.memo import CallLog, conversation
 from rag_train.llm.problems import OF_A_SERVER, Problem, Rejected, problem_of
+from rag_train.patience import Service
 from rag_train.progress import console
 
 M = TypeVar("M", bound=BaseModel)
@@ -57,6 +58,13 @@ class Replica:
     """Seconds that the server asked to wait after it."""
     rejects: bool = False
     """Whether the server rejects every request, so that its calls go to the others."""
+
+
+@dataclass
+class Turn:
+    """When a call's turn came, on the event loop's clock; None before."""
+
+    began: float | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +143,7 @@ class Replicas:
             )
         self.all = [Replica(*_split(url)) for url in urls]
         self.headers = _headers(key, self.all)
+        self._service = Service(" and ".join(replica.url for replica in self.all))
         self._timeout = timeout
         self._slots = asyncio.Semaphore(max_in_flight * len(urls))
         self._requests, self._tokens = Pace(requests_per_minute), Pace(tokens_per_minute)
@@ -151,9 +160,13 @@ class Replicas:
 
         Raises:
             Refused: if the server refuses the prompt, for example because it does not fit the model's context.
-            EngineError: if the servers fail or do not answer in time.
+            ServiceError: if the servers fail or do not answer in time.
             Rejected: if the servers reject the request for another reason.
         """
+        turn = Turn()
+        return await self._service.answered(self._post(path, body, tokens, turn), lambda: turn.began)
+
+    async def _post(self, path: str, body: dict[str, Any], tokens: int, turn: Turn) -> Answer:
         loop = asyncio.get_running_loop()
         patience = retry_for.get()
         deadline = None
@@ -161,6 +174,7 @@ class Replicas:
         async with self._slots:
             await self._requests.take(1)
             await self._tokens.take(tokens)
+            turn.began = loop.time()
             while True:
                 now = loop.time()
                 replica = self._choose(now)
@@ -254,7 +268,8 @@ class Replicas:
             replica.failures += 1
         wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (replica.failures - 1))
         replica.back_at = max(replica.back_at, now + max(at_least, wait))
-        replica.problem, replica.asked = problem, 0.0
+        replica.problem = self._service.problem = problem
+        replica.asked = 0.0
 
     async def aclose(self) -> None:
         await self._client.aclose()

@@ -14,7 +14,8 @@ class Retriever(Protocol):
     """A source of passages.
 
     An index also has ``corpus_sha256``: see the function `corpus_sha256`. A retriever whose searches can run at the
-    same time has ``threads``: see the function `threads`.
+    same time has ``threads``: see the function `threads`. One that asks a service has ``service``: see the function
+    `service`.
     """
 
     @property
@@ -32,6 +33,15 @@ def threads(part: Any) -> int:
     """Return the number of calls of a retriever or reranker that should run at the same time; 1 if it does not
     say."""
     return getattr(part, "threads", 1)
+
+
+def service(*parts: Any) -> str:
+    """Return the names of the services that do the work of retrievers and rerankers, for messages.
+
+    Empty if a part works in this process: how long it takes says nothing about a service.
+    """
+    names = [getattr(part, "service", "") for part in parts]
+    return " and ".join(dict.fromkeys(names)) if all(names) else ""
 
 
 def threads_of_parts(*parts: Any) -> int:

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
-from rag_train.retrieval.base import Retriever
+from rag_train.llm.memo import kept
+from rag_train.patience import Service
+from rag_train.retrieval.base import Retriever, service
 from rag_train.retrieval.base import threads as wanted_threads
 from rag_train.schema import Passage
 
@@ -20,7 +22,8 @@ class AsyncRetriever:
 
     Whenever the retriever is free, it searches a batch of all waiting queries; no query waits for a batch to fill.
     A waiting query is dropped when its last caller is cancelled. The retriever runs in threads of its own, which no
-    other retriever has to wait for.
+    other retriever has to wait for. If it is a service, a caller waits no longer than its item's patience
+    (`rag_train.patience.Service`).
 
     Args:
         retriever: the retriever to call.
@@ -47,7 +50,9 @@ class AsyncRetriever:
         self._pending: dict[_Key, asyncio.Future[list[Passage]]] = {}
         self._waiting: dict[_Key, None] = {}  # pending queries not yet passed to the retriever, in order
         self._callers: Counter[_Key] = Counter()  # of queries neither answered nor dropped
+        self._began: dict[_Key, float] = {}  # queries passed to the retriever, with the event loop's time
         self._workers: set[asyncio.Task[None]] = set()
+        self._service = Service(name) if (name := service(retriever)) else None
 
     async def search(self, query: str, k: int) -> list[Passage]:
         """Return the ``k`` best passages for one query. Raises the retriever's exception if its batch fails."""
@@ -59,10 +64,20 @@ class AsyncRetriever:
         self._callers.update(keys)
         try:
             # Shielded, because other callers may wait for the same future when this caller is cancelled.
-            found = await asyncio.gather(*(asyncio.shield(self._ask(key)) for key in keys))
+            answers = asyncio.gather(*(asyncio.shield(self._ask(key)) for key in keys))
+            found = await (self._service.answered(answers, lambda: self._sent(keys)) if self._service else answers)
         finally:
             self._release(keys)
+        if item := kept.get():
+            item.queries += len(queries)
+            item.passages += sum(map(len, found))
         return [list(passages) for passages in found]
+
+    def _sent(self, keys: Sequence[_Key]) -> float | None:
+        """Return when the last of ``keys`` was passed to the retriever; None if one of them still waits."""
+        if any(key in self._waiting for key in keys):
+            return None
+        return max((self._began[key] for key in keys if key in self._began), default=None)
 
     def _release(self, keys: Sequence[_Key]) -> None:
         """Drop the waiting queries among ``keys`` that no other caller has asked for."""
@@ -98,6 +113,7 @@ class AsyncRetriever:
                 batch = list(islice((key for key in self._waiting if key[1] == k), share))
                 for key in batch:
                     del self._waiting[key]
+                    self._began[key] = asyncio.get_running_loop().time()
                 await self._search(batch, k)
         finally:
             self._workers.discard(asyncio.current_task())
@@ -106,6 +122,7 @@ class AsyncRetriever:
                     future.cancel()
                 self._pending.clear()
                 self._waiting.clear()
+                self._began.clear()
 
     async def _search(self, batch: list[_Key], k: int) -> None:
         self.batches += 1
@@ -118,6 +135,9 @@ class AsyncRetriever:
             for key in batch:
                 self._pending.pop(key).set_exception(error)
             return
+        finally:
+            for key in batch:
+                self._began.pop(key, None)
         for key, passages in answers.items():
             self._pending.pop(key).set_result(passages)
             self._remembered[key] = passages

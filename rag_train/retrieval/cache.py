@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from rag_train.errors import UserError
-from rag_train.retrieval.base import Retriever, corpus_sha256, in_turn, threads_of_parts
+from rag_train.retrieval.base import Retriever, corpus_sha256, in_turn, service, threads_of_parts
 from rag_train.schema import Passage
 
 _APPLICATION = 0x52415443  # "RATC": SQLite's application_id, in the header of the file
@@ -51,6 +51,7 @@ class CachedRetriever:
         self.key = key
         self.path = Path(path)
         self.threads = threads_of_parts(retriever)
+        self.service = service(retriever)
         self._search = in_turn(retriever, retriever.search)
         self.hits = self.misses = 0
         self._counting = threading.Lock()

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from rag_train.errors import UserError
-from rag_train.retrieval.base import Retriever, in_turn, joint_sha256, threads_of_parts
+from rag_train.retrieval.base import Retriever, in_turn, joint_sha256, service, threads_of_parts
 from rag_train.schema import Passage
 
 Method = Literal["rrf", "weighted"]
@@ -42,6 +42,7 @@ class FusedRetriever:
         self.rrf_k = rrf_k
         self.name = f"{method}({', '.join(retriever.name for retriever in retrievers)})"
         self.corpus_sha256 = joint_sha256(retrievers)
+        self.service = service(*retrievers)
         self.threads = threads_of_parts(*retrievers)
         self._searches = [in_turn(retriever, retriever.search) for retriever in retrievers]
 

@@ -13,7 +13,7 @@ from rag_train.errors import ServiceError, UserError, not_installed
 from rag_train.http import httpx, open_client, send
 from rag_train.llm.checkpoint import check_checkpoint
 from rag_train.llm.control import defused
-from rag_train.retrieval.base import Retriever, corpus_sha256, in_turn, threads_of_parts
+from rag_train.retrieval.base import Retriever, corpus_sha256, in_turn, service, threads_of_parts
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.index.text import indexed_text
 from rag_train.schema import Passage
@@ -100,7 +100,7 @@ class VLLMScoreReranker:
     Args:
         url: address of the server, such as ``http://127.0.0.1:8000``.
         model: name of the model on the server; if empty, the server uses its only model.
-        timeout: seconds to wait for a connection, for the begin of a response, and for its end.
+        timeout: time limit of an attempt in seconds.
         retries: number of further attempts if the server is busy or cannot be reached.
     """
 
@@ -109,6 +109,7 @@ class VLLMScoreReranker:
 
     def __init__(self, url: str, model: str = "", timeout: float = 60.0, retries: int = 3):
         self.url = url.rstrip("/") + "/score"
+        self.service = f"reranker {self.url}"
         self.model = model
         self.retries = retries
         self._client = open_client(timeout)
@@ -144,7 +145,7 @@ class VLLMScoreReranker:
 
     def _error(self, problem: str) -> ServiceError:
         return ServiceError(
-            f"reranker {self.url}: {problem}; "
+            f"{self.service}: {problem}; "
             f"start a server with `vllm serve {self.model or 'MODEL'} --runner pooling`, or correct the address"
         )
 
@@ -169,6 +170,7 @@ class RerankedRetriever:
         self.name = f"{retriever.name}+rerank"
         self.corpus_sha256 = corpus_sha256(retriever)
         self.threads = threads_of_parts(retriever, reranker)
+        self.service = service(retriever, reranker)
         self._search = in_turn(retriever, retriever.search)
         self._score = in_turn(reranker, reranker.scores)
 

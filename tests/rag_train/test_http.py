@@ -10,7 +10,7 @@ from support.servers import Handler, serving
 
 from rag_train import http
 from rag_train.errors import UserError, masked
-from rag_train.http import send
+from rag_train.http import open_client, send
 
 
 def server_of(body: bytes, encoding: str = "identity") -> type[Handler]:
@@ -24,8 +24,8 @@ def server_of(body: bytes, encoding: str = "identity") -> type[Handler]:
 
 
 def fetched(body: bytes, encoding: str = "identity") -> httpx.Response:
-    with serving(server_of(body, encoding)) as url, httpx.Client() as client:
-        return send(client, "GET", url, 0)
+    with serving(server_of(body, encoding)) as url:
+        return send(open_client(60.0), "GET", url, 0)
 
 
 def compressed(body: bytes, wbits: int) -> bytes:

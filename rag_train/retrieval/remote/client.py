@@ -20,11 +20,12 @@ class RetrievalClient:
     Args:
         url: address of the service, such as ``http://127.0.0.1:8000``. The key in the environment variable
             RAG_TRAIN_API_KEY is sent to it if the connection is encrypted or stays on this machine.
-        timeout: seconds to wait for a connection, for the begin of a response, and for its end.
+        timeout: time limit of an attempt in seconds.
         retries: number of further attempts if the service is busy or cannot be reached.
 
     Attributes:
         name: name of the served retriever.
+        service: name of the service for messages; see `rag_train.retrieval.base.service`.
 
     Raises:
         ServiceError: if there is no retrieval service at the address.
@@ -35,6 +36,7 @@ class RetrievalClient:
 
     def __init__(self, url: str, timeout: float = 60.0, retries: int = 3):
         self.url = url.rstrip("/")
+        self.service = f"retrieval service {self.url}"
         self.retries = retries
         try:
             headers = {"Content-Type": "application/json"} | authorization(self.url)
@@ -87,10 +89,8 @@ class RetrievalClient:
         return response
 
     def _error(self, problem: str) -> ServiceError:
-        return ServiceError(
-            f"retrieval service {self.url}: {problem}; "
-            "start it with `rag-train serve retriever`, or correct the address"
-        )
+        remedy = "start it with `rag-train serve retriever`, or correct the address"
+        return ServiceError(f"{self.service}: {problem}; {remedy}")
 
 
 def _detail(response: httpx.Response) -> str:

@@ -42,7 +42,7 @@ class ElasticRetriever:
         url: address of the cluster, such as ``http://127.0.0.1:9200``.
         index: name of the index.
         headers: headers of every request, such as ``{"Authorization": "ApiKey ..."}``.
-        timeout: seconds to wait for a connection, for the begin of a response, and for its end.
+        timeout: time limit of an attempt in seconds.
         retries: number of further attempts if the cluster is busy or cannot be reached.
     """
 
@@ -54,6 +54,7 @@ class ElasticRetriever:
     ):
         self.url = url.rstrip("/")
         self.index = index
+        self.service = f"elastic {self.url}/{index}"
         self.retries = retries
         self._client = open_client(timeout, headers)
 
@@ -134,9 +135,7 @@ class ElasticRetriever:
         return response
 
     def _error(self, problem: str) -> ServiceError:
-        return ServiceError(
-            f"elastic {self.url}/{self.index}: {problem}; check the address, the index and the cluster"
-        )
+        return ServiceError(f"{self.service}: {problem}; check the address, the index and the cluster")
 
 
 def _passage(hit: dict[str, Any]) -> Passage:

@@ -7,6 +7,7 @@ tests on one machine therefore cover the code that runs on many; only the addres
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -15,6 +16,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from rag_train.errors import ServiceError, UserError, not_installed
+from rag_train.patience import longest
 from rag_train.retrieval.corpus import encode as to_line
 from rag_train.schema import Passage
 
@@ -62,6 +64,7 @@ class MilvusRetriever:
         self.name = "milvus"
         self.uri = uri
         self.collection = collection
+        self.service = "" if uri.endswith(".db") else f"Milvus {uri}, collection {collection!r}"
         self.encode = encode
         self.metric: Metric = metric
         self._dimension: int | None = None
@@ -124,7 +127,14 @@ class MilvusRetriever:
 
     def _search(self, vectors: np.ndarray, k: int) -> list[list[Passage]]:
         with self._service_errors():
-            found = self._client.search(self.collection, data=list(vectors), limit=k, output_fields=["passage"])
+            limit = longest()
+            found = self._client.search(
+                self.collection,
+                data=list(vectors),
+                limit=k,
+                output_fields=["passage"],
+                timeout=limit if math.isfinite(limit) else None,
+            )
             return [[_passage(hit) for hit in hits] for hits in found]
 
     def _open(self) -> None:

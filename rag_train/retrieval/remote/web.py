@@ -96,7 +96,7 @@ class WebRetriever:
     Args:
         provider: a key of `PROVIDERS`.
         url: address of the search; by default the provider's.
-        timeout: seconds to wait for a connection, for the begin of a response, and for its end.
+        timeout: time limit of an attempt in seconds.
         retries: number of further attempts if the provider is busy or cannot be reached.
         concurrency: maximum number of concurrent queries, over all calls of `search`.
 
@@ -114,6 +114,7 @@ class WebRetriever:
             raise UserError(f"unknown web search {provider!r}; give one of {', '.join(PROVIDERS)}")
         self.provider = PROVIDERS[provider]
         self.name = provider
+        self.service = f"web search {provider}"
         self.url = url or self.provider.url
         if self.url is None:
             raise UserError(f"{provider}: no address; write for example {provider}+http://127.0.0.1:8080/search")

@@ -11,19 +11,18 @@ variance than the reward of a single transcript, to which later decisions add th
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from rag_train.errors import PromptTooLong, UserError
+from rag_train.errors import Refused, UserError
 from rag_train.formats import deeprag
 from rag_train.llm.base import LLM, Completion, Sampling, Usage
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Decision, LLMCall, Question, Step, Trajectory
-from rag_train.strategies.base import Kit, Strategy, completed_steps
+from rag_train.strategies.base import Kit, Strategy, completed_steps, together
 from rag_train.strategies.baselines.search_r1 import SearchR1
 from rag_train.strategies.deeprag import DeepRAG
 from rag_train.strategies.dualrag import DualRAG
@@ -127,11 +126,11 @@ class Rollouts:
         size = self._recipe.group
         starts = range(0, len(questions), size)
         groups = (self._group(questions[start : start + size], seed, first + start) for start in starts)
-        return [rollout for group in await asyncio.gather(*groups) for rollout in group]
+        return [rollout for group in await together(groups) for rollout in group]
 
     async def _group(self, questions: Sequence[Question], seed: str, first: int) -> list[Rollout]:
         numbered = enumerate(questions, first)
-        group = await asyncio.gather(*(self._rollout(q, f"{seed}/{i}") for i, q in numbered))
+        group = await together(self._rollout(q, f"{seed}/{i}") for i, q in numbered)
         if self._recipe.credit == "tree":
             await self._try_decisions(questions[0], group, f"{seed}/{first}/states")
         return group
@@ -141,9 +140,7 @@ class Rollouts:
         sampler = Sampler(self._llm, self._recipe.temperature, seed, spent)
         trajectory = await self._answered(question, self._strategy(sampler, spent).answer(question), sampler)
         if not sampler.turns:
-            raise UserError(
-                f"question {question.id!r}: its prompt exceeds the model's context; remove it from data"
-            )
+            raise UserError(f"question {question.id!r}: {trajectory.error}; remove it from data")
         row = encode_rollout(self._llm.tokenizer, self._trained(sampler.turns, seed), self._max_tokens)
         rollout = Rollout(trajectory, total(question, trajectory, self._weights), row, 0, 0)
         rollout.pay(spent)
@@ -179,9 +176,7 @@ class Rollouts:
             state = deeprag.text_of(steps[:number]) + deeprag.subquery_line(steps[number].subquery)
             if state in states or len(states) < len(group):
                 states.setdefault(state, []).append((rollout, number))
-        await asyncio.gather(
-            *(self._try_state(question, each, f"{seed}/{i}") for i, each in enumerate(states.values()))
-        )
+        await together(self._try_state(question, each, f"{seed}/{i}") for i, each in enumerate(states.values()))
         for rollout in group:
             rollout.branches.sort(key=lambda branch: branch.step)
 
@@ -198,7 +193,7 @@ class Rollouts:
             return total(question, await self._answered(question, work, sampler, begun), self._weights)
 
         tries = [(decision, k) for decision in Decision for k in range(self._recipe.branches)]
-        rewards = await asyncio.gather(*(value(decision, k) for decision, k in tries))
+        rewards = await together(value(decision, k) for decision, k in tries)
         first.pay(spent)
         halves = rewards[: self._recipe.branches], rewards[self._recipe.branches :]
         values = dict(zip(Decision, halves, strict=True))
@@ -236,7 +231,7 @@ class Rollouts:
         sampler: Sampler,
         begun: Sequence[Step] = (),
     ) -> Trajectory:
-        """Return the trajectory of ``work``; if the transcript became too long, without an answer.
+        """Return the trajectory of ``work``; if the transcript is refused, such as one too long, without an answer.
 
         Its steps, or those that it has ``begun`` with, and the calls of ``sampler`` are in it, so that their prices
         are paid.
@@ -244,7 +239,7 @@ class Rollouts:
         steps = completed_steps()
         try:
             return await work
-        except PromptTooLong as error:
+        except Refused as error:
             usages = [turn.completion.usage for turn in sampler.turns]
             return Trajectory(
                 question_id=question.id,
@@ -253,4 +248,5 @@ class Rollouts:
                 steps=steps or list(begun),
                 calls=[LLMCall(module="", **asdict(usage)) for usage in usages],
                 error=str(error),
+                refused=error.reason,
             )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from support.servers import Handler, serving
 
 from rag_train import http
 from rag_train.errors import ServiceError, UserError
+from rag_train.patience import VARIABLE
 from rag_train.retrieval.remote.client import RetrievalClient
 from rag_train.schema import Passage
 
@@ -115,29 +117,47 @@ def test_reports_an_unreachable_service(url: str) -> None:
         RetrievalClient(url, retries=0)
 
 
-def test_a_body_that_arrives_too_slowly_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R11: a server that sent a byte at a time was read for ever: only the wait for each part was limited."""
-    now = [0.0]
-    monkeypatch.setattr(http.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(http.time, "sleep", lambda seconds: None)
-    sent: list[int] = []
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nX-Slow: ", b"HTTP/1.1 200 OK\r\n\r\n{"])
+@pytest.mark.parametrize("limit", ["timeout", "patience"])
+def test_a_response_that_does_not_end_is_given_up(head: bytes, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that answers nothing, or sends head or body a byte at a time, is not read for ever."""
+    over = threading.Event()
 
     class Slow(Handler):
         def do_GET(self) -> None:
             self.send(*HEALTHY)
 
         def do_POST(self) -> None:
-            self.body()
-            self.send(200, b"{")
-            while True:
-                sent.append(1)
-                now[0] += 30.0
-                try:
-                    self.wfile.write(b" " * 2**20)
-                except OSError:
-                    return
+            with suppress(OSError):
+                self.wfile.write(head)
+                while not over.wait(0.01):
+                    self.wfile.write(b" " if head else b"")
 
     with serving(Slow) as url:
-        client = RetrievalClient(url, timeout=60.0, retries=0)
-        with pytest.raises(ServiceError, match="the response arrives too slowly"):
+        client = RetrievalClient(url, timeout=0.2 if limit == "timeout" else 60.0, retries=0)
+        monkeypatch.setenv(VARIABLE, "600" if limit == "timeout" else "0.2")
+        with pytest.raises(ServiceError, match="timed out: no whole response"):
             client.search(["q"], 1)
+        over.set()
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        (
+            '{"id": 1, "title": "T", "text": "a", "score": 1.0, "metadata": {}}',
+            Passage(id="1", title="T", text="a", score=1.0),
+        ),
+        ('{"id": "1", "text": "a", "score": NaN}', Passage(id="1", text="a")),
+        ('{"id": 2.5, "title": null, "text": "a", "score": -Infinity}', Passage(id="2.5", text="a")),
+    ],
+)
+def test_reads_the_passages_of_other_services(sent: str, read: Passage) -> None:
+    with scripted(HEALTHY, (200, f'{{"passages": [[{sent}]], "took": 3}}'.encode())) as url:
+        assert RetrievalClient(url).search(["q"], 1) == [[read]]
+
+
+def test_names_the_field_that_is_missing() -> None:
+    answer = (200, b'{"passages": [[{"id": "1", "contents": "a"}]]}')
+    with scripted(HEALTHY, answer) as url, pytest.raises(ServiceError, match=r"passages.0.0.text: Field required"):
+        RetrievalClient(url).search(["q"], 1)
