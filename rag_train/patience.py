@@ -113,29 +113,30 @@ class Service:
             ServiceError: if the time is over.
         """
         own, loop = clock.get(), asyncio.get_running_loop()
+        if own is None:
+            return await work
         request = asyncio.ensure_future(work)
-        left = own.left if own else float("inf")
+        request.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody may be waiting
         wait = Wait(self, loop.time())
+        own.waits.add(wait)
         try:
-            if own:
-                own.waits.add(wait)
             while not request.done():
                 since = began()
                 since = max(wait.since, self.answered_at) if since is None else since
-                if (rest := since + left - loop.time()) <= 0:
-                    raise ServiceError(f"{self.name}: {self.problem or 'no answer'}; gave up after {left:g} s")
+                if (rest := since + own.left - loop.time()) <= 0:
+                    problem = f"{self.problem}; " if self.problem else ""
+                    silence = loop.time() - wait.since
+                    raise ServiceError(f"{self.name}: {problem}no answer for {silence:.3g} s")
                 await asyncio.wait({request}, timeout=None if rest == float("inf") else rest)
             if not isinstance(request.exception(), ServiceError):
                 self.answered_at, self.problem = loop.time(), ""
             return request.result()
         except ServiceError:
-            if own:
-                own.lost = max(own.lost, loop.time() - wait.since)
+            own.lost = max(own.lost, loop.time() - wait.since)
             raise
         finally:
             request.cancel()
-            if own:
-                own.waits.discard(wait)
+            own.waits.discard(wait)
 
 
 class Patience:
@@ -210,7 +211,8 @@ class Patience:
 
         waited, wait, calls = 0.0, FIRST_WAIT, 0
         while True:
-            left = self.seconds - waited if self.seconds else float("inf")
+            least = min(FIRST_WAIT, self.seconds)  # the last attempt needs a little time
+            left = max(least, self.seconds - waited) if self.seconds else float("inf")
             own = Clock(left, self._waits_for_services)
             try:
                 return await asyncio.create_task(attempt())

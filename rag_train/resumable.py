@@ -314,8 +314,8 @@ class _Refusals:
         return len(self._held) >= self._most
 
     def add(self, i: int, item: BaseModel, error: ValueError, so_far: Kept) -> None:
-        """Note that an item was refused. Lengths differ from item to item, so what is too long tells nothing."""
-        if self._proven or isinstance(error, PromptTooLong):
+        """Note that an item was refused. What is too long or invalid concerns the item, and is written at once."""
+        if self._proven or not isinstance(error, Refused) or isinstance(error, PromptTooLong):
             _append(self._file, _refused_line(i, item, error, so_far))
             return
         self._held.append((i, item, error, so_far))
@@ -541,8 +541,12 @@ def _claimed(partial: Path) -> Iterator[IO[str]]:
             pass
         file.truncate(_end_of_last_line(file))
         file.seek(0, os.SEEK_END)
-        with io.TextIOWrapper(file, encoding="utf-8") as text:
+        text = io.TextIOWrapper(file, encoding="utf-8")
+        try:
             yield text
+        finally:
+            with placed(partial):
+                text.close()
 
 
 def _end_of_last_line(file: IO[bytes], block: int = 2**16) -> int:

@@ -64,6 +64,7 @@ def _flashrag(
             "golden_answers": question.answers,
             "output": {
                 "pred": trajectory.answer or "",
+                "refused": trajectory.refused,
                 "retrieval_result": [
                     {"id": passage.id, "contents": f"{passage.title}\n{passage.text}"}
                     for passage in retrieved(trajectory)
@@ -93,7 +94,12 @@ def _lm_eval(model: str, cells: Sequence[CellContents], stamp: str) -> list[tupl
                 "output_type": "generate_until",
                 "metric_list": [{"metric": name, "aggregation": "mean"} for name in NAMES.values()],
                 "num_fewshot": 0,
-                "metadata": {"version": 1.0, "strategy": cell.strategy, "retriever": cell.retriever},
+                "metadata": {
+                    "version": 1.0,
+                    "strategy": cell.strategy,
+                    "retriever": cell.retriever,
+                    "refused": cell.summary.refused,
+                },
             }
             for task, (cell, _) in tasks.items()
         },
@@ -141,6 +147,7 @@ def _sample(number: int, question: Question, trajectory: Trajectory, score: Scor
         "doc_hash": _hash(_json(doc, indent=2)),
         "prompt_hash": _hash(question.question),
         "target_hash": _hash(target),
+        "refused": trajectory.refused,
     } | {theirs: getattr(score, ours) for ours, theirs in NAMES.items()}
 
 

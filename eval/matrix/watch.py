@@ -14,7 +14,7 @@ from typing import Any
 
 from rag_train.errors import UserError
 from rag_train.eval.matrix.cell import EVALUATIONS, Cell
-from rag_train.files import write_text
+from rag_train.files import placed, to_json, write_text
 from rag_train.progress import console
 from rag_train.training.checkpoints import newest_complete
 from rag_train.training.result import RESULT
@@ -61,11 +61,11 @@ def watch_checkpoints(
             entry = {"checkpoint": name, "step": _step(place)} | values
             better = all(values[metric] > before[metric] for before in entries)
             if better:
-                write_text(snapshot / "best.json", json.dumps(entry | {"metric": metric}) + "\n")
+                write_text(snapshot / "best.json", to_json(entry | {"metric": metric}) + "\n")
                 shutil.rmtree(run / BEST, ignore_errors=True)
                 snapshot.rename(run / BEST)
-            with log.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
+            with placed(log), log.open("a", encoding="utf-8") as file:
+                file.write(to_json(entry) + "\n")
             entries.append(entry)
             to_wandb({f"eval/{key}": value for key, value in entry.items() if key != "checkpoint"})
             console.print(f"{name}: {metric} {values[metric]:.4f}{', the best so far' if better else ''}")

@@ -11,11 +11,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rag_train.errors import UserError
+from pydantic import Field
+
+from rag_train.errors import Refused, UserError
+from rag_train.eval.metrics.summary import counted
 from rag_train.files import read_records
 from rag_train.llm.base import LLM, Sampling
 from rag_train.llm.control import unmarked
 from rag_train.llm.engines import EngineConfig, open_engine
+from rag_train.llm.memo import CallLog
 from rag_train.schema import Record, SFTRecord
 from rag_train.strategies.base import together
 from rag_train.table import Table
@@ -31,6 +35,8 @@ class ModuleScore(Record):
     task: str
     n: int
     right: int
+    refused: dict[str, int] = Field(default_factory=dict)
+    """Number of examples whose prompt was refused, by reason; they count as wrong."""
     confusion: dict[str, dict[str, int]] | None = None
     """For each wanted answer, how often each answer was written; None for modules that are not classifiers."""
 
@@ -49,12 +55,17 @@ async def validate_file(model: str, engine: EngineConfig, file: Path) -> list[Mo
 
 
 async def validate(llm: LLM, records: Sequence[SFTRecord]) -> list[ModuleScore]:
-    """Score each task, in alphabetical order."""
+    """Score each task, in alphabetical order. Raises UserError if all prompts are refused."""
     tokenizer = llm.tokenizer
+    refused: list[tuple[str, Refused]] = []
 
     async def complete(task: str, prompt: str, wanted: str) -> tuple[str, str, str]:
         length = len(tokenizer(wanted, add_special_tokens=False)["input_ids"])
-        text = (await llm.complete(prompt, Sampling(max_tokens=length + 1))).text
+        try:
+            text = (await CallLog(llm).complete(task, prompt, Sampling(max_tokens=length + 1))).text
+        except Refused as error:
+            refused.append((task, error))
+            return task, wanted.strip(), ""
         lines = wanted.strip().count("\n") + 1
         # A segment that ends within a line is ended by the strategy, not by the model.
         written = "\n".join(text.strip().split("\n")[:lines]) if wanted.endswith("\n") else text[: len(wanted)]
@@ -63,10 +74,15 @@ async def validate(llm: LLM, records: Sequence[SFTRecord]) -> list[ModuleScore]:
     completions = await together(
         complete(*segment) for record in records for segment in _trained(record, tokenizer)
     )
+    if refused and len(refused) == len(completions):
+        raise UserError(
+            f"{llm.name}: all {len(refused):,} examples were refused ({refused[0][1]}); correct the cause"
+        )
     by_task: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for task, wanted, written in completions:
         by_task[task].append((wanted, written))
-    return [_score(task, pairs) for task, pairs in sorted(by_task.items())]
+    reasons = {task: Counter(error.reason for of, error in refused if of == task) for task in by_task}
+    return [_score(task, pairs, reasons[task]) for task, pairs in sorted(by_task.items())]
 
 
 def _trained(record: SFTRecord, tokenizer) -> Iterator[tuple[str, str, str]]:
@@ -78,8 +94,8 @@ def _trained(record: SFTRecord, tokenizer) -> Iterator[tuple[str, str, str]]:
         prompt += segment.text
 
 
-def _score(task: str, pairs: Sequence[tuple[str, str]]) -> ModuleScore:
-    """Score the (wanted, written) pairs of one task."""
+def _score(task: str, pairs: Sequence[tuple[str, str]], refused: dict[str, int]) -> ModuleScore:
+    """Score the (wanted, written) pairs of one task, of which some were ``refused``, by reason."""
     right = sum(wanted == written for wanted, written in pairs)
     answers = sorted({wanted for wanted, _ in pairs})
     confusion = None
@@ -88,14 +104,19 @@ def _score(task: str, pairs: Sequence[tuple[str, str]]) -> ModuleScore:
             answer: dict(Counter(written for wanted, written in pairs if wanted == answer).most_common())
             for answer in answers
         }
-    return ModuleScore(task=task, n=len(pairs), right=right, confusion=confusion)
+    return ModuleScore(task=task, n=len(pairs), right=right, refused=refused, confusion=confusion)
 
 
 def module_tables(scores: Sequence[ModuleScore]) -> list[Table]:
     """Return a table of accuracies and a confusion matrix for each classifier."""
     rows = [[score.task or "trajectory", f"{score.n:,}", f"{100 * score.accuracy:.1f}"] for score in scores]
     caption = "Examples that the module writes character for character, in percent."
-    tables = [Table("Modules", caption, ["Task", "Examples", "Accuracy"], rows)]
+    notes = [
+        f"Examples refused, which count as wrong: {score.task or 'trajectory'} ({counted(score.refused)})."
+        for score in scores
+        if score.refused
+    ]
+    tables = [Table("Modules", caption, ["Task", "Examples", "Accuracy"], rows, notes)]
     for score in scores:
         if score.confusion:
             classes = list(score.confusion)

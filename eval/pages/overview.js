@@ -11,7 +11,7 @@ const COLUMNS = [
   { key: "mcc", optional: true, title: "MCC", best: -1, format: value => fixed(value, 3), of: config => mcc(config) },
   { key: "unparsed", title: "Unparsed", best: 1, format: value => percent(value), of: config => config.unparsed },
   { key: "empty", title: "Empty", best: 1, format: value => percent(value), of: config => config.empty },
-  { key: "errors", optional: true, title: "Failed", best: 1, format: value => fixed(value, 0), of: config => config.errors },
+  { key: "errors", optional: true, title: "Refused", best: 1, format: value => fixed(value, 0), of: config => config.errors },
 ];
 
 const mcc = config => config.boundaries.facts?.mcc ?? null;

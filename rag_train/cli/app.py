@@ -61,6 +61,7 @@ def main() -> None:
     """Run the command line; a UserError is printed as one line on standard error, with exit code 2.
 
     So is the failure of a file or directory: a full disk, a place that cannot be written, a name that is too long.
+    What a run had finished before is kept.
     """
     try:
         app()

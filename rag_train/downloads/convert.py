@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rag_train.files import placed
+
 WORDS = 100
 """Words of a passage that an article is cut into, as in DPR's Wikipedia."""
 
@@ -59,5 +61,5 @@ def _passages(number: int, row: dict[str, Any]) -> Iterator[dict[str, str]]:
 
 
 def _write_rows(target: Path, rows: Iterable[dict[str, Any]]) -> None:
-    with target.open("w", encoding="utf-8") as file:
+    with placed(target), target.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rag_train.downloads.catalogue import DataSet, File
 from rag_train.errors import UserError
-from rag_train.files import sha256, write_text
+from rag_train.files import placed, sha256, write_text
 from rag_train.network import begin_reaching_hub, hub_address
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _part(data: DataSet, told: RepoFile, folder: Path) -> Path:
     url = hf_hub_url(
         data.repository, told.path, repo_type="dataset", revision=data.revision, endpoint=hub_address()
     )
-    with path.open("ab") as file:
+    with placed(path), path.open("ab") as file:
         http_get(url, file, resume_size=file.tell(), headers=build_hf_headers(), expected_size=told.size)
     if not _is(told, path):
         path.unlink()

@@ -78,11 +78,11 @@ def app(
     """Return the service: ``GET /`` (the page), ``POST /v1/chat/completions``, ``GET /v1/models``, ``GET /health``.
 
     Errors have OpenAI's format ``{"error": {"message": one line, "type", "code": status}}``: 400 if the request is
-    not a `ChatRequest`, the strategy is unknown, a setting exceeds its limit, or a prompt exceeds the model's
-    context; 401, 403 or 415 if `Access` refuses the request; 408 if its body does not arrive; 413 if the body is
-    too large; 502 if the engine or the retriever refuses the request; 503 if one of them is down or
-    `MAX_QUESTIONS` are in progress, so that the client may ask again; 504 after `MAX_SECONDS`; 500 if the strategy
-    fails otherwise.
+    not a `ChatRequest`, the strategy is unknown, a setting exceeds its limit, or a prompt is refused, such as one
+    that exceeds the model's context; 401, 403 or 415 if `Access` refuses the request; 408 if its body does not
+    arrive; 413 if the body is too large; 502 if the engine or the retriever refuses the request; 503 if one of them
+    is down or `MAX_QUESTIONS` are in progress, so that the client may ask again; 504 after `MAX_SECONDS`; 500 if
+    the strategy fails otherwise.
 
     Args:
         opening: context manager of the kit, entered on the server's event loop because engines require it.

@@ -19,7 +19,13 @@ from rag_train.training.checkpoints import newest_to_continue, step_of
 from rag_train.training.recipe import TrainRecipe
 
 NO_MEMORY = ("out of memory", "DefaultCPUAllocator", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
-NO_SPACE = ("No space left on device", "Disk quota exceeded", "PytorchStreamWriter failed", "unexpected pos")
+NO_SPACE = (
+    "No space left on device",
+    "Disk quota exceeded",
+    "File too large",
+    "PytorchStreamWriter failed",
+    "unexpected pos",
+)
 
 
 class FiniteLossTrainer(Trainer):
@@ -65,7 +71,7 @@ def explain_failures(recipe: TrainRecipe) -> Iterator[None]:
         text = str(error)
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in text for sign in NO_MEMORY):
             raise OneProcessError(_no_memory(recipe)) from error
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         if full or any(sign in text for sign in NO_SPACE):
             raise OneProcessError(_no_space(recipe)) from error
         raise

@@ -25,7 +25,7 @@ import torch
 from datasets import Dataset, concatenate_datasets
 
 from rag_train.errors import UserError
-from rag_train.files import CACHE_VARIABLE, cache_directory, placed_records
+from rag_train.files import CACHE_VARIABLE, cache_directory, placed, placed_records
 from rag_train.progress import console, progress
 from rag_train.schema import Record
 
@@ -137,7 +137,7 @@ def _write(part: Path, encoded: Iterator[dict[str, Any] | str], columns: Mapping
             values[name].append(np.array(row[name], np.int32) if kind == TOKENS else row[name])
     schema = pa.schema(list(columns.items()), metadata={"refused": json.dumps(refused)})
     temporary = part.with_suffix(".tmp")
-    with temporary.open("wb") as file:
+    with placed(part), temporary.open("wb") as file:
         with pa.ipc.new_stream(file, schema) as stream:
             stream.write_table(pa.table(values, schema))
         file.flush()

@@ -15,7 +15,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.integrations import TensorBoardCallback, WandbCallback
 
 from rag_train.errors import UserError
-from rag_train.files import write_text
+from rag_train.files import placed, write_text
 from rag_train.progress import progress
 from rag_train.training.recipe import TrainRecipe
 from rag_train.training.result import METRICS
@@ -83,7 +83,7 @@ class MetricsFile(TrainerCallback):
         write_text(path, "".join(line for line in lines if _step(line) <= step))
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        with self._path.open("a") as file:
+        with placed(self._path), self._path.open("a") as file:
             file.write(json.dumps({"step": state.global_step} | (logs or {})) + "\n")
 
 

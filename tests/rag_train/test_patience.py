@@ -15,7 +15,7 @@ from rag_train import patience
 from rag_train.errors import PromptTooLong, ServiceError, UserError
 from rag_train.llm.base import Abilities, Completion, EngineError, Sampling
 from rag_train.llm.memo import CallLog, Kept, call_depth
-from rag_train.patience import Patience
+from rag_train.patience import Patience, Service
 
 
 class Failing:
@@ -157,3 +157,75 @@ def test_invalid_patience_is_refused(monkeypatch: pytest.MonkeyPatch, text: str)
         patience.seconds()
     monkeypatch.setenv(patience.VARIABLE, "")
     assert patience.seconds() == patience.SECONDS
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("attempt", [0.0, 30.0])
+def test_a_service_that_hangs_costs_an_item_no_more_than_its_patience(attempt: float) -> None:
+    """Only the waits between attempts counted, however long an attempt took."""
+    service, begun = Service("http://s"), []
+
+    async def work() -> None:
+        begun.append(asyncio.get_running_loop().time())
+        if len(begun) == 1 and attempt:  # the first attempt fails by itself
+            await asyncio.sleep(attempt)
+            raise EngineError("down")
+        await service.answered(never(), lambda: begun[-1])
+
+    async def main() -> None:
+        items = Patience(100.0, 1)
+        with pytest.raises(ServiceError, match=r"http://s: no answer for \d+"):
+            await items.complete(work, Kept())
+        assert not items._waits_for_services
+
+    _, seconds = simulated(main())
+    assert seconds <= 100 + attempt + patience.FIRST_WAIT
+
+
+def test_a_request_in_the_queue_of_a_service_that_answers_others_waits_on() -> None:
+    service = Service("s")
+
+    async def main() -> None:
+        items = Patience(10.0, 2)
+        turn: list[float] = []
+
+        async def others() -> None:
+            for _ in range(5):
+                began = asyncio.get_running_loop().time()
+                await service.answered(asyncio.sleep(8.0), lambda began=began: began)
+            turn.append(asyncio.get_running_loop().time())
+
+        async def queued() -> None:
+            await service.answered(never(), lambda: turn[0] if turn else None)
+
+        done, failed = await asyncio.gather(
+            items.complete(others, Kept()), items.complete(queued, Kept()), return_exceptions=True
+        )
+        assert done is None and isinstance(failed, ServiceError)
+
+    assert simulated(main())[1] == 50.0, "five answers of 8 s, and then the patience"
+
+
+def test_the_run_says_which_service_it_waits_for() -> None:
+    service, notes = Service("http://s"), []
+
+    async def main() -> None:
+        items = Patience(100.0, 1)
+        task = asyncio.create_task(items.complete(lambda: service.answered(never(), lambda: None), Kept()))
+        for _ in range(3):
+            await asyncio.sleep(8.0)
+            notes.append(items.quiet())
+        task.cancel()
+
+    simulated(main())
+    assert notes == ["", "http://s: no answer for 16 s", "http://s: no answer for 24 s"]
+
+
+def test_without_patience_requests_have_only_their_own_limits() -> None:
+    async def main() -> None:
+        await Patience(0.0, 1).complete(lambda: Service("s").answered(asyncio.sleep(1e6), lambda: 0.0), Kept())
+
+    assert simulated(main())[1] == 1e6

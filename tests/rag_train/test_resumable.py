@@ -1,11 +1,13 @@
 """Resumable runs: interrupted and shared runs write the same files as an uninterrupted run of one process."""
 
 import asyncio
+import errno
 import io
 import json
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import tracemalloc
 from dataclasses import asdict
@@ -21,8 +23,9 @@ from support.fakes import OnePassage, TreeModel
 from rag_train import resumable
 from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
 from rag_train.data_synth.deeprag.run import synthesize_with
-from rag_train.errors import ServiceError, UserError
+from rag_train.errors import PromptTooLong, Refused, ServiceError, UserError
 from rag_train.llm.base import Completion, Sampling
+from rag_train.llm.memo import kept
 from rag_train.resumable import WHOLE, OpenItems, Outcome, Rejected, Shard, Summary, cost, run, summary_line
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import LLMCall, Question
@@ -244,6 +247,133 @@ def test_a_run_without_its_service_ends_after_the_items_in_progress(tmp_path: Pa
     with pytest.raises(OpenItems, match="0 of 100 questions done") as caught:
         asyncio.run(run(items, down, tmp_path / "out.jsonl", {}, label="t", in_flight=10))
     assert caught.value.gone and 10 <= len(tried) < 20
+
+
+class Filtered(Refused):
+    reason = "content filter"
+
+
+def refusing(*ids: str, error: Exception | None = None):
+    """Return work that is refused for some items, of which a record is kept."""
+
+    async def refuse(item: Question) -> Outcome:
+        if item.id in ids:
+            kept.get().records = [item]
+            raise error or Filtered(f"no answer to {item.question}")
+        return await work(item)
+
+    return refuse
+
+
+def test_a_refused_item_is_counted_by_reason_and_blocks_no_other(tmp_path: Path):
+    """One prompt that was refused for good left its item open, so that no file was ever written."""
+    output = tmp_path / "whole" / "out.jsonl"
+    summary = do(output, work=refusing("0", "1", "2"))
+    assert summary.rejected == {"content filter": 3, "reason 0": 1, "reason 1": 1}
+    assert (summary.remaining, summary.open, summary.items_done) == (0, 0, 7)
+    assert "rejected: content filter 3, reason 0 1" in summary_line(summary)
+    rejected = [
+        json.loads(line) for line in (tmp_path / "whole" / "out.jsonl.rejected.jsonl").read_bytes().splitlines()
+    ]
+    assert rejected[0] == {"id": "0", "reason": "content filter", "text": "no answer to q0"}
+    assert [json.loads(line)["id"] for line in output.read_bytes().splitlines()][:3] == ["0", "1", "2"], (
+        "records kept"
+    )
+    assert do(output, work=refusing("0", "1", "2")).rejected == summary.rejected
+    shards = tmp_path / "shards"
+    for shard in (Shard(2, 2), Shard(1, 2)):
+        do(shards / "out.jsonl", shard, work=refusing("0", "1", "2"))
+    assert files(shards) == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("items", [3, 100])
+def test_what_is_refused_to_all_ends_the_run_and_stays_open(tmp_path: Path, items: int):
+    questions = [Question(id=str(i), question="q", answers=["a"]) for i in range(items)]
+    output, tried = tmp_path / "out.jsonl", []
+
+    async def all_refused(item: Question) -> Outcome:
+        tried.append(item.id)
+        raise Filtered("blocked")
+
+    with pytest.raises(
+        OpenItems, match=r"no question was done, and \d+ of \d+ were refused \(content filter: b"
+    ) as caught:
+        asyncio.run(run(questions, all_refused, output, {}, label="t", in_flight=10))
+    assert not caught.value.gone and len(tried) < 20 and not output.exists()
+
+    async def fine(item: Question) -> Outcome:
+        return Outcome([item], {})
+
+    assert asyncio.run(run(questions, fine, output, {}, label="t")).records == items
+    again = tmp_path / "again.jsonl"
+    assert asyncio.run(run(questions, all_refused, again, {}, label="t", proven=True)).rejected == {
+        "content filter": items
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (PromptTooLong("5,000 tokens"), "too long"),
+        (UnicodeEncodeError("utf-8", "\ud83d", 0, 1, "surrogates"), "invalid"),
+    ],
+)
+def test_what_concerns_the_items_ends_all_of_them(tmp_path: Path, error: ValueError, reason: str):
+    summary = do(tmp_path / "out.jsonl", work=refusing(*(item.id for item in ITEMS), error=error))
+    assert summary.rejected == {reason: 7} and summary.remaining == 0
+
+
+def test_searches_without_passages_are_counted(tmp_path: Path):
+    class Nothing(OnePassage):
+        def search(self, queries, k):
+            return [[] if query == "q0" else super(Nothing, self).search([query], k)[0] for query in queries]
+
+    front = AsyncRetriever(Nothing())
+
+    def searching(always: str):
+        async def search(item: Question) -> Outcome:
+            await front.search(always or item.question, 1)
+            return Outcome([item], {})
+
+        return search
+
+    assert do(tmp_path / "some.jsonl", work=searching("")).counts == {"no passages": 1}
+    line = summary_line(do(tmp_path / "all.jsonl", work=searching("q0")))
+    assert "no passages 7" in line and "no search found a passage: check the retriever" in line
+
+
+def test_numbers_that_json_lacks_become_null(tmp_path: Path):
+    async def strange(item: Question) -> Outcome:
+        return Outcome([item.model_copy(update={"metadata": {"x": [float("nan"), float("-inf"), 1.5]}})], {})
+
+    do(tmp_path / "out.jsonl", work=strange)
+    assert '"x": [null, null, 1.5]' in (tmp_path / "out.jsonl").read_text()
+
+
+@pytest.mark.parametrize("most", [300, 4_000])
+def test_a_file_that_cannot_grow_is_named_and_nothing_is_lost(tmp_path: Path, most: int):
+    """The limit is reached by a line of the partial file, or by the output."""
+    output, errors = tmp_path / "out.jsonl", multiprocessing.get_context("fork").SimpleQueue()
+
+    async def long(item: Question) -> Outcome:
+        return Outcome([item.model_copy(update={"question": "x" * 500})] * (2 if item.id == "6" else 1), {})
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+        try:
+            do(output, work=long)
+        except OSError as error:
+            errors.put((error.errno, str(error.filename)))
+
+    process = multiprocessing.get_context("fork").Process(target=limited)
+    process.start()
+    assert exit_code(process) == 0 and not errors.empty()
+    code, name = errors.get()
+    assert code == errno.EFBIG and name.startswith(str(output)) and not list(tmp_path.glob("*.tmp"))
+    do(output, work=long)
+    do(tmp_path / "whole" / "out.jsonl", work=long)
+    whole = files(tmp_path / "whole")
+    assert {name: (tmp_path / name).read_bytes() for name in whole} == whole
 
 
 @pytest.mark.slow

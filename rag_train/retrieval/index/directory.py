@@ -204,8 +204,9 @@ def working_directory(directory: Path, main: bool = True) -> Iterator[Path]:
             _recover(work, directory)
             yield work
     except OSError as error:
+        problem = error.strerror or error  # NumPy's errors have no number
         raise UserError(
-            f"cannot write index {directory}: {error.strerror}; choose a writable place with enough free space"
+            f"cannot write index {directory}: {problem}; choose a writable place with enough free space"
         ) from error
 
 

@@ -140,7 +140,9 @@ class Rollouts:
         sampler = Sampler(self._llm, self._recipe.temperature, seed, spent)
         trajectory = await self._answered(question, self._strategy(sampler, spent).answer(question), sampler)
         if not sampler.turns:
-            raise UserError(f"question {question.id!r}: {trajectory.error}; remove it from data")
+            raise UserError(
+                f"question {question.id!r}: its prompt is refused ({trajectory.error}); remove it from data"
+            )
         row = encode_rollout(self._llm.tokenizer, self._trained(sampler.turns, seed), self._max_tokens)
         rollout = Rollout(trajectory, total(question, trajectory, self._weights), row, 0, 0)
         rollout.pay(spent)

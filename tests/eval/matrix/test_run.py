@@ -178,7 +178,8 @@ def test_a_prompt_that_is_too_long_is_an_answer_with_an_error(started: FakeEngin
     (cell,) = evaluate(tmp_path, {"d": numbered(0, 2)}, strategies=["direct"])
     assert cell.summary.errors == 1 and cell.summary.em.mean == 0.5
     assert [t.error for t in read_cell(tmp_path, cell)[1]] == [None, "too long"]
-    assert "too long or invalid: direct (1 of 2)" in (tmp_path / "tables.md").read_text()
+    assert [t.refused for t in read_cell(tmp_path, cell)[1]] == ["", "too long"]
+    assert "refused, which count as wrong: direct (1 of 2: too long 1)" in (tmp_path / "tables.md").read_text()
 
 
 @pytest.mark.parametrize("names", [("a b", "a_b"), ("a/b", "a_b")])

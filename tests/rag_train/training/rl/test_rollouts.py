@@ -134,7 +134,7 @@ def test_a_transcript_that_becomes_too_long_fails_and_pays_for_what_it_did():
     [rollout], _, _ = sample(first, limit=150, price=PriceRecipe(calls=0.5))
     assert (rollout.reward, rollout.trajectory.error) == (-0.5, "too long")
     assert sum(rollout.row.trained) > 10
-    with pytest.raises(UserError, match="question 'q': its prompt exceeds the model's context; remove it"):
+    with pytest.raises(UserError, match=r"question 'q': its prompt is refused \(too long\); remove it"):
         sample(ASK, limit=10)
 
 

@@ -1,0 +1,147 @@
+"""The three ends of an item, through the commands: done, refused for good, open."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from support.fakes import Says
+from support.matrices import numbered
+from support.paths import ROOT
+from support.servers import Handler, serving
+
+from rag_train.cli.app import main
+from rag_train.errors import PromptTooLong, Refused
+from rag_train.llm.base import EngineError
+from rag_train.patience import VARIABLE
+from rag_train.retrieval.index.open import build_index
+
+
+class Filtered(Refused):
+    reason = "content filter"
+
+
+def raising(error: Exception, fits: Callable[[str], bool]) -> Callable[[str], str]:
+    """Return an engine's answers: a plan, a short answer, or ``error`` for the prompts that fit."""
+
+    def answer(prompt: str) -> str:
+        if fits(prompt):
+            raise error
+        return "[]" if "DAG" in prompt else " yes"
+
+    return answer
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "corpus.jsonl").write_text('{"id": "p", "title": "T", "text": "number 1 is good"}\n')
+    build_index("bm25", tmp_path / "corpus.jsonl", tmp_path / "index", lambda done: None)
+    lines = (question.model_dump_json() + "\n" for question in numbered(*range(12)))
+    (tmp_path / "q.jsonl").write_text("".join(lines))
+    return tmp_path
+
+
+def call(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], str], *arguments: str) -> int | str | None:
+    @asynccontextmanager
+    async def opened(*_):
+        yield Says(answer)
+
+    monkeypatch.setattr("rag_train.strategies.kit.open_engine", opened)
+    monkeypatch.setattr(sys, "argv", ["rag-train", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return caught.value.code
+
+
+def evaluation(place: Path, index: str = "") -> list[str]:
+    paths = ["--questions", str(place / "q.jsonl"), "--output", str(place / "m")]
+    return ["eval", "--model", "m", "--strategy", "rag", "--index", index or str(place / "index"), *paths]
+
+
+def synthesis(place: Path, index: str = "") -> list[str]:
+    paths = [f"questions=[{place}/q.jsonl]", "held_out=[]", f"index={index or place / 'index'}"]
+    return ["synth", "planrag", str(ROOT / "recipes/planrag_teacher.yaml"), "sample=null", "model=m", *paths]
+
+
+def rejected(place: Path) -> dict[str, int]:
+    return json.loads((place / "out.jsonl.meta.json").read_text())["rejected"]
+
+
+REFUSALS = [(Filtered("blocked"), "content filter"), (PromptTooLong("9,000 tokens"), "too long")]
+
+
+@pytest.mark.parametrize(("error", "reason"), REFUSALS)
+def test_a_refused_question_blocks_no_other(error: Refused, reason: str, place: Path, monkeypatch, capsys) -> None:
+    answer = raising(error, lambda prompt: "number 3," in prompt)
+    assert call(monkeypatch, answer, *evaluation(place)) == 0
+    said = capsys.readouterr()
+    assert f"which count as wrong: rag (1 of 12: {reason} 1)" in " ".join(said.out.split())
+    last = f"m/rag/q/bm25/0: questions refused, which count as wrong (1 of 12: {reason} 1); see the errors in"
+    assert any(line.startswith(last) for line in said.err.splitlines()[-2:])
+    [cell] = json.loads((place / "m/matrix.json").read_text())["cells"]
+    assert cell["summary"]["refused"] == {reason: 1} and cell["summary"]["em"]["mean"] == pytest.approx(11 / 12)
+
+    assert call(monkeypatch, answer, *synthesis(place), f"output={place}/out.jsonl") == 0
+    assert "11 records of 12 questions" in (said := capsys.readouterr().out) and f"rejected: {reason} 1" in said
+    assert rejected(place) == {reason: 1}
+
+
+@pytest.mark.parametrize(("error", "reason"), REFUSALS)
+def test_no_scores_if_all_questions_are_refused(
+    error: Refused, reason: str, place: Path, monkeypatch, capsys
+) -> None:
+    answer = raising(error, lambda prompt: True)
+    assert call(monkeypatch, answer, *evaluation(place)) == 2
+    assert f"{error}" in (said := capsys.readouterr().err).splitlines()[-1] and "refused" in said
+    assert json.loads((place / "m/matrix.json").read_text())["cells"] == []
+    assert call(monkeypatch, answer, *synthesis(place), f"output={place}/out.jsonl") == 2
+    assert reason in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_question_stays_open_until_its_service_answers(place: Path, monkeypatch, capsys) -> None:
+    down = raising(EngineError("down"), lambda prompt: "number 3," in prompt)
+    fine = raising(EngineError("down"), lambda prompt: False)
+    for command in (evaluation(place), [*synthesis(place), f"output={place}/out.jsonl"]):
+        assert call(monkeypatch, down, *command) == 2
+        assert "11 of 12 questions done, 1 open (down); give the same command again" in capsys.readouterr().err
+        assert call(monkeypatch, fine, *command) == 0
+
+
+def test_a_retriever_that_hangs_costs_no_more_than_the_patience(place: Path, monkeypatch, capsys) -> None:
+    """The client's time limit is a minute an attempt, and there are four of them."""
+    over = threading.Event()
+
+    class Hangs(Handler):
+        def do_GET(self) -> None:
+            self.send(200, b'{"retriever": "r", "max_queries": 100}')
+
+        def do_POST(self) -> None:
+            over.wait()
+
+    monkeypatch.setenv(VARIABLE, "0.3")
+    with serving(Hangs) as url:
+        assert call(monkeypatch, raising(EngineError(""), lambda prompt: False), *evaluation(place, url)) == 2
+        over.set()
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert f"0 of 12 questions done, 12 open (retrieval service {url}: " in last and f"{VARIABLE}=SECONDS" in last
+
+
+def test_a_retriever_without_passages_is_said(place: Path, monkeypatch, capsys) -> None:
+    class Finds(Handler):
+        def do_GET(self) -> None:
+            self.send(200, b'{"retriever": "r", "max_queries": 100}')
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.body())["queries"]
+            self.send(200, json.dumps({"passages": [[] for _ in asked]}).encode())
+
+    with serving(Finds) as url:
+        assert call(monkeypatch, raising(EngineError(""), lambda prompt: False), *evaluation(place, url)) == 0
+    said = capsys.readouterr()
+    assert "no search found a passage: rag (12 of 12)" in " ".join(said.out.split())
+    assert "the retriever found no passage for 12 of 12 questions; check the index" in said.err
