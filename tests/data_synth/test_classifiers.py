@@ -50,6 +50,17 @@ def test_complexity_is_the_simplest_run_that_answers(keys: list[str], tmp_path: 
 
 
 @pytest.mark.slow
+def test_a_refused_question_gives_no_label(keys: list[str], tmp_path: Path, call, capsys):
+    """Nothing is known of what the model can answer; the question was labelled as too hard."""
+    path = tmp_path / "a/direct.jsonl"
+    first, *others = read_records(path, Trajectory)
+    write(path, [first.model_copy(update={"answer": None, "error": "no", "refused": "content filter"}), *others])
+    assert call("synth", "adaptive-rag", ADAPTIVE, *keys, f"output={tmp_path}/a.jsonl", "--json") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["rejected"] == {"direct refused (content filter)": 1} and made["records"] == 59
+
+
+@pytest.mark.slow
 def test_uar_recipes_can_produce_all_classes(keys: list[str], tmp_path: Path, call, capsys):
     sums = [Question(id=f"s{i}", question=f"What is {i} and {i}?", answers=[str(2 * i)]) for i in range(8)]
     news = [Question(id=f"n{i}", question=f"Who leads club {i} now?", answers=["x"]) for i in range(8)]

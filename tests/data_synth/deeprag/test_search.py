@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from support.fakes import OnePassage, Says, TreeModel
 
 from rag_train.data_synth.deeprag.search import SearchConfig, TreeSearch, leaves, nodes
+from rag_train.errors import PromptTooLong, Refused
 from rag_train.formats import deeprag
-from rag_train.llm.base import Completion, Sampling, Usage
+from rag_train.llm.base import Completion, EngineError, Sampling, Usage
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import GoldStep, Question
 from rag_train.strategies.deeprag import DeepRAG
@@ -165,3 +166,50 @@ def test_a_branch_that_is_too_long_does_not_drop_the_others(seed: int, context: 
     found = list(leaves(asyncio.run(explore()).root))
     whole = list(leaves(search(seed, SearchConfig(), whole=True)[0].root))
     assert [leaf for leaf in whole if leaf in found] == found, "the short branches are explored as without a limit"
+
+
+class Filtered(Refused):
+    reason = "content filter"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(PromptTooLong("long"), "too long"), (Filtered("no"), "content filter")]
+)
+def test_a_branch_that_is_refused_ends_alone_and_is_counted(error: Refused, reason: str):
+    class Refuses(TreeModel):
+        async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+            if deeprag.SEARCH in prompt:
+                raise error
+            return await super().complete(prompt, sampling)
+
+    config = SearchConfig()
+    searcher = TreeSearch(Refuses(3), AsyncRetriever(OnePassage()), config)
+    result = asyncio.run(searcher.explore(QUESTION, PROMPT))
+    refused = [why for node in nodes(result.root) for why in node.refused]
+    assert refused and set(refused) == {reason} and all(leaf.retrievals == 0 for leaf in leaves(result.root))
+    with pytest.raises(type(error)):
+        asyncio.run(TreeSearch(Says(error), AsyncRetriever(OnePassage()), config).search(QUESTION, PROMPT))
+
+
+def test_the_siblings_of_a_call_that_fails_are_cancelled():
+    """They ran on, beside the next attempt at the question."""
+    running: set[str] = set()
+
+    class Fails(TreeModel):
+        async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+            if not prompt.endswith(deeprag.INTERMEDIATE):
+                return await super().complete(prompt, sampling)
+            if deeprag.SEARCH in prompt:
+                raise EngineError("down")
+            running.add(prompt)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                running.discard(prompt)
+
+    async def main() -> None:
+        with pytest.raises(EngineError):
+            await TreeSearch(Fails(3), AsyncRetriever(OnePassage()), SearchConfig()).search(QUESTION, PROMPT)
+        assert not running
+
+    asyncio.run(main())

@@ -10,8 +10,10 @@ import pytest
 from support.fakes import Says
 from support.matrices import add_cell, numbered
 
+from rag_train.errors import Refused
 from rag_train.eval.matrix.cell import load_matrix
 from rag_train.eval.matrix.judge import JudgeVerdict, judge_answers, judge_matrix
+from rag_train.eval.matrix.store import warnings
 from rag_train.files import read_records
 from rag_train.judge import JudgeInput
 from rag_train.llm.base import EngineError
@@ -61,3 +63,31 @@ def test_an_outage_is_no_verdict(tmp_path: Path) -> None:
     asyncio.run(judge_answers(Says("no"), answers, tmp_path / "v.jsonl"))
     verdicts = [verdict.right for verdict in read_records(tmp_path / "v.jsonl", JudgeVerdict)]
     assert verdicts == [None, False, True]
+
+
+def test_an_answer_that_the_judge_refuses_counts_as_wrong_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Filtered(Refused):
+        reason = "content filter"
+
+    def judge(prompt: str) -> str:
+        if "rude" in prompt:
+            raise Filtered("blocked")
+        return "yes"
+
+    @asynccontextmanager
+    async def open_engine(model: str, config: EngineConfig):
+        yield Says(judge)
+
+    monkeypatch.setattr("rag_train.eval.matrix.judge.open_engine", open_engine)
+    add_cell(tmp_path, "one", numbered(0, 1), ["fine", "rude"])
+    [cell] = asyncio.run(judge_matrix(tmp_path, "judge", EngineConfig()))
+    assert cell.summary.measures["judge"].mean == 0.5 and cell.summary.unjudged == {"content filter": 1}
+    assert (
+        "refused by the judge, which count as wrong: s (content filter 1)" in (tmp_path / "tables.md").read_text()
+    )
+    assert list(warnings(tmp_path, [cell])) == [
+        f"{cell.id}: answers that the judge refused, which count as wrong: content filter 1"
+    ]
+    assert asyncio.run(judge_matrix(tmp_path, "judge", EngineConfig())) == [cell], "it is not asked again"

@@ -8,7 +8,7 @@ import pytest
 from support.fakes import Says
 from support.paths import MODEL
 
-from rag_train.errors import UserError
+from rag_train.errors import PromptTooLong, UserError
 from rag_train.eval.metrics.modules import ModuleScore, module_tables, validate
 from rag_train.llm.checkpoint import load_tokenizer
 from rag_train.schema import Segment, SFTRecord
@@ -51,6 +51,23 @@ def test_scores_exact_completions_and_confusions_of_classifiers():
         [ModuleScore(task="t", n=4, right=1, confusion={"a": {"x" * 99: 3}, "b": {"b": 1}})]
     )
     assert confusion.rows == [["a", "0", "0", "3"], ["b", "0", "1", "0"]]
+
+
+def test_examples_that_are_refused_count_as_wrong_and_are_told():
+    """One example that was too long ended the command with a traceback."""
+
+    def say(prompt: str) -> str:
+        if "q1" in prompt:
+            raise PromptTooLong("9,000 tokens")
+        return " several\n" if prompt.endswith("Type:") else " Rome\n"
+
+    answer, route = asyncio.run(validate(Knows(say), RECORDS))
+    assert (route.right, route.refused, answer.refused) == (2, {"too long": 1}, {})
+    assert module_tables([answer, route])[0].notes == [
+        "Examples refused, which count as wrong: route (too long 1)."
+    ]
+    with pytest.raises(UserError, match=r"all 6 examples were refused \(9,000 tokens\)"):
+        asyncio.run(validate(Knows(PromptTooLong("9,000 tokens")), RECORDS))
 
 
 def test_rejects_files_without_examples(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import threading
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from support.chat import chat_server, polite
 from support.fakes import Says
 from support.matrices import numbered
 from support.paths import ROOT
@@ -145,3 +147,36 @@ def test_a_retriever_without_passages_is_said(place: Path, monkeypatch, capsys) 
     said = capsys.readouterr()
     assert "no search found a passage: rag (12 of 12)" in " ".join(said.out.split())
     assert "the retriever found no passage for 12 of 12 questions; check the index" in said.err
+
+
+@pytest.mark.parametrize("command", [evaluation, lambda place: [*synthesis(place), f"output={place}/out.jsonl"]])
+def test_a_file_that_cannot_grow_is_one_line(command, place: Path, monkeypatch, capsys) -> None:
+    arguments, answer = command(place), raising(EngineError(""), lambda prompt: False)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, limits[1]))
+    try:
+        assert call(monkeypatch, answer, *arguments) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"error: {place}/") and "File too large; raise the limit on the size of files" in last
+    assert call(monkeypatch, answer, *arguments) == 0
+
+
+def test_a_server_that_hangs_costs_no_more_than_the_patience(place: Path, monkeypatch, capsys) -> None:
+    """Its own time limit is ten minutes."""
+    over = threading.Event()
+
+    def answer(messages: list[dict[str, str]]) -> str:
+        if "number 3," in messages[0]["content"]:
+            over.wait()
+        return polite(messages)
+
+    monkeypatch.setenv(VARIABLE, "1")
+    with chat_server(answer=answer) as server:
+        monkeypatch.setattr(sys, "argv", ["rag-train", *evaluation(place), "--engine", "chat", "--url", server.url])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        over.set()
+    assert caught.value.code == 2
+    assert f"11 of 12 questions done, 1 open ({server.url}/v1: no answer for " in capsys.readouterr().err

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fakes import VirtualLoop
 
+from rag_train.errors import ServiceError
+from rag_train.llm.memo import Kept
+from rag_train.patience import Patience
 from rag_train.provenance import cores
-from rag_train.retrieval.base import threads
+from rag_train.retrieval.base import service, threads
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.cache import CachedRetriever
 from rag_train.retrieval.fusion import FusedRetriever
@@ -23,7 +27,7 @@ from rag_train.schema import Passage
 class Recorder:
     """A retriever that returns each query as a passage once ``gate`` is open, and fails on the query "bad"."""
 
-    name = "recorder"
+    name, service = "recorder", ""
 
     def __init__(self) -> None:
         self.calls: list[tuple[list[str], int]] = []
@@ -245,3 +249,40 @@ def test_a_batch_in_the_cache_does_not_wait_for_a_search(tmp_path: Path) -> None
 
 def test_bm25_searches_on_all_cores() -> None:
     assert AsyncRetriever(BM25Index.build([Passage(id="a", text="a")])).threads == cores()
+
+
+def test_a_retriever_that_never_answers_costs_no_question_more_than_its_patience() -> None:
+    """Queries in its queue waited for each of its time limits in turn."""
+    recorder = Recorder()
+    recorder.service = "service r"
+    recorder.gate.clear()
+    front = AsyncRetriever(recorder, max_batch=2)
+    items = Patience(100.0, 20)
+
+    async def ask(query: str) -> None:
+        with pytest.raises(ServiceError, match="service r: no answer for 100 s"):
+            await items.complete(lambda: front.search(query, 1), Kept())
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            for i in range(10):
+                group.create_task(ask(str(i)))
+        assert asyncio.get_running_loop().time() == 100.0
+        recorder.gate.set()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(main())
+
+
+def test_only_a_retriever_all_of_whose_parts_are_services_is_one(tmp_path: Path) -> None:
+    """How long an index or a cross-encoder of this process takes is not the fault of a service."""
+    remote, other, local = Recorder(), Recorder(), Recorder()
+    remote.service, other.service = "r", "o"
+
+    class Reranker:
+        def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+            return [0.0 for _ in pairs]
+
+    assert service(CachedRetriever(remote, "k", tmp_path / "cache.db")) == "r"
+    assert service(FusedRetriever([remote, other])) == "r and o"
+    assert service(FusedRetriever([remote, local])) == service(RerankedRetriever(remote, Reranker())) == ""
