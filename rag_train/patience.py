@@ -86,6 +86,12 @@ clock: ContextVar[Clock | None] = ContextVar("clock", default=None)
 """The clock of the current item; None outside a run, where waits have no limit of their own."""
 
 
+async def patiently(work: Awaitable[T]) -> T:
+    """Return the result of ``work``, which no item needs, within the patience. Run it as a task of its own."""
+    clock.set(Clock(longest(), set()))
+    return await work
+
+
 class Service:
     """A service that items wait for, such as a server of a model or a retriever.
 

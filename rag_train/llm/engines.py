@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,9 +12,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
-from rag_train.errors import UserError
-from rag_train.llm.base import LLM, EngineError
+from rag_train.errors import ServiceError, UserError
+from rag_train.llm.base import LLM
 from rag_train.llm.timeout import Timed
+from rag_train.patience import patiently
 from rag_train.recipe import Count, type_name
 
 Dollars = Annotated[float, Field(ge=0)]
@@ -177,10 +179,10 @@ async def _connect(model: str, config: EngineConfig) -> LLM:
         thoughts = {"thinking": config.thinking, "thinking_tokens": config.thinking_tokens}
         engine = ChatEngine(Replicas(config.urls, **options), model, **thoughts, prices=prices)
     try:
-        await engine.probe()
+        await asyncio.create_task(patiently(engine.probe()))
     except BaseException as error:
         await engine.aclose()
-        if isinstance(error, EngineError | ValueError):
+        if isinstance(error, ServiceError | ValueError):
             waits = isinstance(error, EngineError) and error.wait
             remedy = "give the same command again then" if waits else "start the server, or correct the address"
             raise UserError(f"engine.urls: {error}; {remedy}") from error
