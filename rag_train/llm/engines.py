@@ -13,7 +13,7 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
 from rag_train.errors import ServiceError, UserError
-from rag_train.llm.base import LLM
+from rag_train.llm.base import LLM, EngineError
 from rag_train.llm.timeout import Timed
 from rag_train.patience import patiently
 from rag_train.recipe import Count, type_name
