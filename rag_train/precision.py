@@ -1,6 +1,8 @@
-"""Which number formats this machine computes fast."""
+"""Which number formats this machine computes fast, and which attention computes what a model's config says."""
 
 from __future__ import annotations
+
+from typing import Any
 
 
 def has_bf16() -> bool:
@@ -23,3 +25,12 @@ def fast_dtype(dtype: str) -> str:
 
     slow = dtype == "auto" and not torch.accelerator.is_available() and not has_bf16()
     return "float32" if slow else dtype
+
+
+def exact_attention(config: Any) -> dict[str, str]:
+    """Return the argument of ``from_pretrained`` without which a model of this config would compute something else.
+
+    By default, transformers takes PyTorch's fused kernel, which cannot cap attention scores and leaves the cap out.
+    """
+    capped = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None
+    return {"attn_implementation": "eager"} if capped else {}

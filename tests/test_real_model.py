@@ -44,8 +44,8 @@ MOST_CALLS = 3
 
 WAYS: dict[str, dict[str, Any]] = {
     "full": {},
-    "merged": {"lora": LoraRecipe(r=8), "lr": 1e-3},
-    "adapter": {"lora": LoraRecipe(r=8, merge=False), "lr": 1e-3},
+    "merged": {"lora": LoraRecipe(r=8, merge=True), "lr": 1e-3},
+    "adapter": {"lora": LoraRecipe(r=8), "lr": 1e-3},
     "packed": {"lora": LoraRecipe(r=8), "batch_size": 1, "sft": SFTRecipe(pack_tokens=512)},
     "pairs": {"stage": "dpo", "lora": LoraRecipe(r=8)},
     "tree": {"stage": "dpo", "lora": LoraRecipe(r=8), "dpo": DPORecipe(layout="tree")},

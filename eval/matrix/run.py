@@ -13,7 +13,6 @@ an interrupted run continues when the same command is given again.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -24,7 +23,6 @@ from rag_train.errors import UserError, masked
 from rag_train.eval.matrix.answers import Answers
 from rag_train.eval.matrix.cell import Cell, CellName
 from rag_train.eval.matrix.store import check_cell, write_cell, write_matrix
-from rag_train.llm.checkpoint import check_adapter, check_vocabulary
 from rag_train.provenance import weights_sha256
 from rag_train.resumable import OpenItems
 from rag_train.retrieval.base import Retriever
@@ -137,19 +135,7 @@ def for_model(config: KitConfig, place: str) -> KitConfig:
 
     Raises UserError if an adapter is damaged, names no base model, or was made for another vocabulary.
     """
-    if (Path(place) / "adapter_config.json").is_file():
-        check_adapter(place)
-        base = json.loads((Path(place) / "adapter_config.json").read_text()).get("base_model_name_or_path")
-        if config.adapter:
-            raise UserError(f"--model {place}: an adapter, and so is --adapter {config.adapter}; give one of them")
-        if not base:
-            raise UserError(f"adapter {place}: names no base model; give --model MODEL --adapter {place}")
-        config = replace(config, model=base, adapter=place)
-    else:
-        config = replace(config, model=place)
-    for adapter in config.adapters:
-        check_vocabulary(adapter, config.model)
-    return config
+    return replace(config, model=place).located()
 
 
 def _settings(config: KitConfig) -> dict[str, Any]:

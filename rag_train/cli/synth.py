@@ -325,10 +325,10 @@ def _hours_on(device: str, recipe: Any) -> Callable[[int, int], float]:
     found = find_device(device)
     if not gpus_of(recipe):
         raise UserError(f"--device {device}: the recipe starts no engine; leave the option out")
-    from rag_train.llm.checkpoint import check_checkpoint
+    from rag_train.llm.checkpoint import base_of, check_checkpoint
     from rag_train.training.memory import architecture
 
-    check_checkpoint(recipe.model)
+    check_checkpoint(base_of(recipe.model)[0])
     parameters, sequences = architecture(recipe.model).parameters, recipe.engine.max_sequences
     return lambda read, written: engine_seconds(found, parameters, read, written, sequences) / 3600
 

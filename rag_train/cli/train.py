@@ -52,16 +52,23 @@ def train(
 @training.command(rich_help_panel=TRAINING)
 def merge(
     model: Annotated[str, typer.Argument(help="Checkpoint directory or Hub name that the adapter was trained on.")],
-    adapter: Annotated[str, typer.Argument(help="Directory of a LoRA adapter, trained with lora.merge=false.")],
+    adapter: Annotated[str, typer.Argument(help="Directory of a LoRA adapter.")],
     output: Annotated[Path, typer.Argument(help="Checkpoint directory to write.")],
     dtype: Annotated[str, typer.Option(help="auto (the model's), bfloat16, float16 or float32.")] = "auto",
+    force: Annotated[
+        bool, typer.Option("--force", help="Merge even if DTYPE is too coarse for what the adapter learned.")
+    ] = False,
 ) -> None:
-    """Merge a LoRA adapter into its model: a checkpoint in safetensors for transformers and vLLM."""
+    """Merge a LoRA adapter into its model: a checkpoint in safetensors for transformers and vLLM.
+
+    An adapter's directory can be evaluated, served and trained as it is. The merge is made in float32, and the
+    share of the adapter's update that DTYPE can hold is printed; less than 90% is an error.
+    """
     announce(f"merging {adapter} into {model}")
     from rag_train.training.merge import merge as run
 
-    run(model, adapter, output, dtype)
-    print(output)
+    share = run(model, adapter, output, dtype, force)
+    print(f"{output}: keeps {share:.1%} of the adapter's update")
 
 
 @training.command(rich_help_panel=TRAINING)

@@ -12,7 +12,8 @@ from safetensors import SafetensorError, safe_open
 
 from rag_train.errors import UserError
 from rag_train.llm.control import encoded
-from rag_train.llm.hub import PATIENCE, is_hub_name, refusal
+from rag_train.llm.hub import PATIENCE, is_hub_name, refusal, snapshot
+from rag_train.provenance import weights_sha256
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,27 +41,51 @@ def check_checkpoint(model: str) -> None:
         raise UserError(f"model directory {model}: no *.safetensors weights; save the model in safetensors format")
     for file in weights:
         _check_weights(file)
-    from transformers import CONFIG_MAPPING
+    size, tokenizer = vocabulary(model), load_tokenizer(model)
+    if _exceeds(tokenizer, size):
+        raise UserError(
+            f"model directory {model}: the tokenizer has {len(tokenizer)} tokens, but the model's vocabulary has "
+            f"{size}; copy the tokenizer files of its base model into the directory"
+        )
 
+
+def vocabulary(model: str) -> int:
+    """Return the size of the vocabulary in the config of a local ``model``.
+
+    Raises UserError if the config cannot be read, or if the model needs code of its own.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    path = Path(model) / "config.json"
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        size = int(config["vocab_size"])
+        config = json.loads(path.read_text(encoding="utf-8"))
         own_code = "auto_map" in config and config["model_type"] not in CONFIG_MAPPING
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        if not own_code:  # released configs leave out what is the default of their class
+            return int(AutoConfig.from_pretrained(model).get_text_config().vocab_size)
+    except Exception as error:  # classes of configs check their values with errors of many types
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UserError(
-            f"model directory {model}: config.json is not a model config ({error!r}); save the model again"
+            f"model directory {model}: config.json is not a model config ({reason}); save the model again"
         ) from error
-    if own_code:
-        raise UserError(
-            f"model directory {model}: needs Python code of its own (auto_map), which is never run; "
-            "give a model of an architecture that transformers has"
-        )
-    tokens = len(load_tokenizer(model))
-    if tokens > size:
-        raise UserError(
-            f"model directory {model}: the tokenizer has {tokens} tokens, but the model's vocabulary has {size}; "
-            "copy the tokenizer files of its base model into the directory"
-        )
+    raise UserError(
+        f"model directory {model}: needs Python code of its own (auto_map), which is never run; "
+        "give a model of an architecture that transformers has"
+    )
+
+
+def _exceeds(tokenizer: PreTrainedTokenizerBase, size: int) -> bool:
+    """Return whether ``tokenizer`` can give a prompt a token that is not in a vocabulary of ``size``.
+
+    Special tokens do not come from text. Those that only stand for what a text model cannot read, such as an image,
+    may be beyond the vocabulary; those that the tokenizer writes itself may not.
+    """
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
+    written = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token}
+    return any(
+        number >= size and (token not in special or token in written or token in template)
+        for token, number in tokenizer.get_vocab().items()
+    )
 
 
 def _check_weights(file: Path) -> None:
@@ -94,17 +119,61 @@ def check_adapter(adapter: str) -> int:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         ranks = [int(rank) for rank in (config["r"], *config.get("rank_pattern", {}).values())]
+        kind = str(config.get("peft_type", "LORA"))
         own_code = bool(config.get("megatron_config"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"adapter {adapter}: adapter_config.json is not the config of a LoRA adapter ({error!r}); "
             "save the adapter again with PEFT"
         ) from error
+    if kind != "LORA":
+        raise UserError(f"adapter {adapter}: of type {kind}; give a LoRA adapter")
     if own_code:
         raise UserError(
             f"adapter {adapter}: names a Python module to import (megatron_config); give another adapter"
         )
     return max(ranks)
+
+
+def base_of(model: str) -> tuple[str, str | None]:
+    """Return the model to load for ``model``, and the adapter to load onto it.
+
+    These are ``model`` itself and None, or for the directory of a LoRA adapter the model that it was trained on, at
+    the commit that it names, and the directory. Raises UserError if that model is not named or not here.
+    """
+    if not (Path(model) / "adapter_config.json").is_file():
+        return model, None
+    check_adapter(model)
+    config = json.loads((Path(model) / "adapter_config.json").read_text(encoding="utf-8"))
+    base, commit = config.get("base_model_name_or_path"), config.get("revision")
+    problem = None
+    if not base:
+        problem = "names no base model"
+    elif not is_hub_name(base) and not Path(base).exists():
+        problem = f"its base model {base} is not here"
+    elif (Path(base) / "adapter_config.json").is_file():
+        raise UserError(
+            f"adapter {model}: its base model {base} is an adapter itself; merge that one first (rag-train merge)"
+        )
+    if problem:
+        raise UserError(
+            f"adapter {model}: {problem}; write its place as base_model_name_or_path into adapter_config.json, or "
+            f"give --model MODEL --adapter {model}"
+        )
+    return (snapshot(base, commit) if commit and is_hub_name(base) else base), model
+
+
+def fits(adapter: str, model: str) -> bool:
+    """Return whether ``model`` is the one that ``adapter`` was trained on, by name or by weights.
+
+    An adapter that names no model, or one that is not here, is taken to fit.
+    """
+    try:
+        base, _ = base_of(adapter)
+    except UserError:
+        return True
+    weights = weights_sha256(base)
+    return base == model or (weights is not None and weights == weights_sha256(model))
 
 
 def check_vocabulary(adapter: str, model: str) -> None:
@@ -113,16 +182,16 @@ def check_vocabulary(adapter: str, model: str) -> None:
     The adapter's vocabulary size is read from its embeddings, its output layer, or the tokenizer in its directory.
     An adapter with none of these passes, and so does any adapter if ``model`` is a hub name.
     """
-    config = Path(model) / "config.json"
-    if not config.is_file():
+    if not (Path(model) / "config.json").is_file():
         return
-    size = json.loads(config.read_text()).get("vocab_size")
+    size = vocabulary(model)
     sizes = set(_vocabulary_sizes(adapter))
-    tokens = (Path(adapter) / "tokenizer.json").is_file() and len(load_tokenizer(adapter))
-    if sizes - {size} or tokens > size:
+    tokenizer = load_tokenizer(adapter) if (Path(adapter) / "tokenizer.json").is_file() else None
+    if sizes - {size} or (tokenizer and _exceeds(tokenizer, size)):
+        made_for = max(sizes - {size}, default=len(tokenizer or ()))
         raise UserError(
-            f"adapter {adapter}: made for a vocabulary of {max(sizes - {size}, default=tokens)} tokens, but model "
-            f"{model} has {size}; give the model that the adapter was trained on"
+            f"adapter {adapter}: made for a vocabulary of {made_for} tokens, but model {model} has {size}; give "
+            "the model that the adapter was trained on"
         )
 
 

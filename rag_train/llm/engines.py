@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
 from rag_train.errors import ServiceError, UserError
-from rag_train.llm.base import LLM, EngineError
+from rag_train.llm.base import LLM, Abilities, Completion, EngineError, Sampling
+from rag_train.llm.checkpoint import base_of, check_adapter
 from rag_train.llm.timeout import Timed
 from rag_train.patience import patiently
 from rag_train.recipe import Count, type_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Dollars = Annotated[float, Field(ge=0)]
 
@@ -35,7 +39,8 @@ class EngineConfig:
     max_context: Count | None = None
     """Maximum length of prompt and continuation in tokens; null: the model's own limit (vllm)."""
     max_lora_rank: Count | None = None
-    """Maximum rank of the LoRA adapters that calls may select; null: no adapters (vllm)."""
+    """Maximum rank of the LoRA adapters that calls may select; null: that of the adapters given as models
+    (vllm)."""
     tensor_parallel: Count = 1
     """Number of GPUs that share the weights (vllm)."""
     gpu_memory: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -129,20 +134,52 @@ def parse_settings(option: str, pairs: Iterable[str]) -> dict[str, Any]:
     return given
 
 
+@dataclass(frozen=True)
+class Adapted:
+    """An engine restricted to one LoRA adapter."""
+
+    llm: LLM
+    adapter: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.llm.name}+{Path(self.adapter).name}"
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.llm.tokenizer
+
+    @property
+    def abilities(self) -> Abilities:
+        return self.llm.abilities
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        return await self.llm.complete(prompt, replace(sampling, adapter=self.adapter))
+
+    async def aclose(self) -> None:
+        await self.llm.aclose()
+
+
 @asynccontextmanager
 async def open_engine(model: str, config: EngineConfig) -> AsyncIterator[LLM]:
     """Start the engine that serves ``model``, and shut it down on exit.
 
+    For the directory of a LoRA adapter, the engine serves the model that it was trained on, and all calls use the
+    adapter.
+
     Raises UserError if the checkpoint is invalid, or if a server does not answer or does not serve ``model``.
     """
-    engine = await _start(model, config)
+    base, adapter = base_of(model)
+    if adapter and config.kind == "vllm":
+        config = replace(config, max_lora_rank=max(check_adapter(adapter), config.max_lora_rank or 0))
+    engine = await _start(base, config)
     try:
         if config.cache:
             from rag_train.llm.cache import CachedEngine
 
             identity = [model, config.identity | {"urls": sorted(config.urls)}]
             engine = CachedEngine(engine, config.cache, identity)
-        yield engine
+        yield Adapted(engine, adapter) if adapter else engine
     finally:
         await engine.aclose()
 

@@ -28,7 +28,7 @@ from rag_train.llm.base import Abilities, Completion, EngineError, Sampling, Tok
 from rag_train.llm.checkpoint import beginning, check_adapter, check_checkpoint, encode, load_tokenizer
 from rag_train.llm.control import encoded
 from rag_train.llm.log import starting
-from rag_train.precision import fast_dtype
+from rag_train.precision import exact_attention, fast_dtype
 
 if TYPE_CHECKING:
     from xgrammar import GrammarCompiler
@@ -143,9 +143,10 @@ class TransformersEngine:
         check_checkpoint(model)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         with starting("transformers", model):
-            encoder_decoder = AutoConfig.from_pretrained(model).is_encoder_decoder
-            loader = AutoModelForSeq2SeqLM if encoder_decoder else AutoModelForCausalLM
-            loaded = loader.from_pretrained(model, dtype=fast_dtype(dtype), device_map=device)
+            config = AutoConfig.from_pretrained(model)
+            loader = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+            options = {"dtype": fast_dtype(dtype), "device_map": device} | exact_attention(config)
+            loaded = loader.from_pretrained(model, **options)
         return cls(loaded, load_tokenizer(tokenizer or model, thinking), Path(model).name, max_batch)
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
@@ -341,7 +342,8 @@ class TransformersEngine:
         """The compiler of guided decoding's grammars, which keeps what it compiled."""
         import xgrammar
 
-        info = xgrammar.TokenizerInfo.from_huggingface(self.tokenizer, vocab_size=self.model.config.vocab_size)
+        size = self.model.config.get_text_config().vocab_size
+        info = xgrammar.TokenizerInfo.from_huggingface(self.tokenizer, vocab_size=size)
         return xgrammar.GrammarCompiler(info)
 
     async def aclose(self) -> None:
@@ -357,7 +359,7 @@ def _batch_key(sampling: Sampling) -> tuple[bool, Sampling]:
 def _context(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> float:
     """Return the model's maximum context in tokens; infinity for relative positions without a stated limit."""
     for name in ("max_position_embeddings", "n_positions"):
-        if limit := getattr(config, name, None):
+        if limit := getattr(config.get_text_config(decoder=True), name, None):
             return limit
     # A tokenizer without a limit reports 1e30.
     return tokenizer.model_max_length if tokenizer.model_max_length < 1e9 else float("inf")

@@ -6,21 +6,18 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rag_train.errors import UserError
-from rag_train.llm.base import LLM, Abilities, Completion, Sampling
-from rag_train.llm.checkpoint import check_adapter
-from rag_train.llm.engines import EngineConfig, open_engine, parse_settings
+from rag_train.llm.base import LLM
+from rag_train.llm.checkpoint import base_of, check_adapter, check_vocabulary, fits
+from rag_train.llm.engines import Adapted, EngineConfig, open_engine, parse_settings
 from rag_train.pairs import named
 from rag_train.provenance import weights_sha256
 from rag_train.retrieval.base import Retriever
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.open import open_reranker, open_retriever
 from rag_train.strategies.base import Kit
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 RETRIEVER_KINDS = ("sparse", "dense", "web")
 
@@ -31,7 +28,7 @@ class RoleConfig:
 
     Attributes:
         place: adapter directory, checkpoint directory, hub name, or the model's name on a server.
-        engine: settings of its engine; an adapter has none.
+        engine: settings of its engine, which an adapter of the main model shares.
     """
 
     place: str
@@ -52,7 +49,7 @@ class KitConfig:
     """Settings of a kit.
 
     Attributes:
-        model: checkpoint directory, hub name, or name of the model on a server.
+        model: checkpoint or adapter directory, hub name, or name of the model on a server.
         indexes: retrievers as ``[KIND=]PLACE``. The kind is sparse, dense or web; the place is a specification of
             `rag_train.retrieval.specification`. The first is the main retriever.
         adapter: LoRA adapter of the main model.
@@ -76,7 +73,26 @@ class KitConfig:
     def adapters(self) -> list[str]:
         """The adapters of the main model."""
         own = [self.adapter] if self.adapter else []
-        return [*own, *(role.place for role in self.roles.values() if role.is_adapter)]
+        return [*own, *(role.place for role in self.roles.values() if self.adapts(role))]
+
+    def adapts(self, role: RoleConfig) -> bool:
+        """Return whether the model of ``role`` is an adapter of the main model; others have their own engine."""
+        return role.is_adapter and fits(role.place, self.model)
+
+    def located(self) -> KitConfig:
+        """Return the same with an adapter given as model replaced by the model that it was trained on and itself.
+
+        Raises UserError if an adapter is damaged, names no base model, or was made for another vocabulary.
+        """
+        base, adapter = base_of(self.model)
+        if adapter and self.adapter:
+            raise UserError(
+                f"--model {self.model}: an adapter, and so is --adapter {self.adapter}; give one of them"
+            )
+        config = replace(self, model=base, adapter=adapter or self.adapter)
+        for each in config.adapters:
+            check_vocabulary(each, base)
+        return config
 
 
 def parse_roles(
@@ -111,32 +127,6 @@ def _role(where: str, place: str, pairs: Sequence[str], main: EngineConfig) -> R
     return config
 
 
-@dataclass(frozen=True)
-class Adapted:
-    """An engine restricted to one LoRA adapter."""
-
-    llm: LLM
-    adapter: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.llm.name}+{Path(self.adapter).name}"
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self.llm.tokenizer
-
-    @property
-    def abilities(self) -> Abilities:
-        return self.llm.abilities
-
-    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
-        return await self.llm.complete(prompt, replace(sampling, adapter=self.adapter))
-
-    async def aclose(self) -> None:
-        await self.llm.aclose()
-
-
 @asynccontextmanager
 async def open_kit(config: KitConfig, retrievers: dict[str, Retriever]) -> AsyncIterator[Kit]:
     """Start the engines and close them on exit. The retrievers come from `open_retrievers`.
@@ -158,6 +148,7 @@ async def open_models(config: KitConfig) -> AsyncIterator[tuple[LLM, dict[str, L
 
     Raises UserError if an engine cannot be started, or if a directory is not an adapter.
     """
+    config = config.located()
     main = RoleConfig(config.model, config.engine)
     if config.engine.kind == "vllm" and config.adapters:
         ranks = [check_adapter(directory) for directory in config.adapters]
@@ -165,7 +156,7 @@ async def open_models(config: KitConfig) -> AsyncIterator[tuple[LLM, dict[str, L
     own = {
         role: main if chosen == RoleConfig(config.model, config.engine) else chosen
         for role, chosen in config.roles.items()
-        if not chosen.is_adapter
+        if not config.adapts(chosen)
     }
     different = [main, *own.values()]
     different = [each for i, each in enumerate(different) if each not in different[:i]]
@@ -175,7 +166,7 @@ async def open_models(config: KitConfig) -> AsyncIterator[tuple[LLM, dict[str, L
         ]
         models: dict[str, LLM] = {role: opened[different.index(chosen)] for role, chosen in own.items()}
         for role, chosen in config.roles.items():
-            if chosen.is_adapter:
+            if config.adapts(chosen):
                 models[role] = Adapted(opened[0], chosen.place)
         yield Adapted(opened[0], config.adapter) if config.adapter else opened[0], models
 

@@ -8,6 +8,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from rag_train.files import placed_records, write_text
+from rag_train.llm.checkpoint import base_of
 from rag_train.schema import SFTRecord
 from rag_train.templates import template
 from rag_train.training.data import REMEDY
@@ -18,7 +19,7 @@ from rag_train.training.result import TrainResult
 def write_card(directory: Path, recipe: TrainRecipe, result: TrainResult) -> None:
     """Write README.md into ``directory``. The licence is left to the user, who knows the licence of the data."""
     base = _hub_name(recipe.model)
-    adapter = recipe.lora is not None and not recipe.lora.merge
+    adapter = (directory / "adapter_config.json").is_file()
     head = ModelCardData(
         base_model=base,
         base_model_relation=base and ("adapter" if adapter else "finetune"),
@@ -30,7 +31,7 @@ def write_card(directory: Path, recipe: TrainRecipe, result: TrainResult) -> Non
         recipe=recipe,
         recipe_yaml=(Path(recipe.output_dir) / "recipe.yaml").read_text(encoding="utf-8").rstrip(),
         result=result,
-        base=base or recipe.model,
+        base=base or base_of(recipe.model)[0],
         adapter=adapter,
         tasks=_tasks(recipe),
         ends=_ends(result.losses),
@@ -38,8 +39,11 @@ def write_card(directory: Path, recipe: TrainRecipe, result: TrainResult) -> Non
     write_text(directory / "README.md", f"---\n{head.to_yaml()}\n---\n\n{body}")
 
 
-def write_merged_card(directory: Path, model: str, adapter: Path) -> None:
-    """Write README.md for ``model`` with the ``adapter`` merged into it, with what the adapter's card says."""
+def write_merged_card(directory: Path, model: str, adapter: Path, dtype: str, survived: float) -> None:
+    """Write README.md for ``model`` with the ``adapter`` merged into it, with what the adapter's card says.
+
+    ``survived`` is the share of the adapter's update that is left in the weights, which are saved as ``dtype``.
+    """
     card = ModelCard(text) if (text := _read(adapter / "README.md")) else None
     tags = card.data.get("tags") if card else None
     base = _hub_name(model)
@@ -51,6 +55,7 @@ def write_merged_card(directory: Path, model: str, adapter: Path) -> None:
         tags=tags or ["rag-train", "retrieval-augmented-generation", "lora"],
     )
     body = f"# `{base or Path(model).name}` with an adapter trained by rag-train, merged\n\n"
+    body += f"{dtype} keeps {survived:.1%} of the adapter's update of the weights.\n\n"
     if card:
         body += "What follows is about the adapter.\n\n#" + card.text.strip()
     write_text(directory / "README.md", f"---\n{head.to_yaml()}\n---\n\n{body}\n")

@@ -51,7 +51,7 @@ class DataReport:
     too_long: int = 0
     """Examples dropped because no trained segment fits in ``max_tokens``."""
     untrained: int = 0
-    """Examples dropped because they have no trained segment."""
+    """Examples dropped because no token is trained: the first one cannot be, and a trained segment may be empty."""
 
 
 def sft_rows(
@@ -163,7 +163,7 @@ def _report(path: str | Path, rows: Dataset, refused: Counter[str], max_tokens: 
     if not report.examples:
         remedy = "raise max_tokens or create" if report.too_long else "create"
         raise UserError(
-            f"data {path}: no example is left ({report.untrained} without a trained segment, {report.too_long} "
+            f"data {path}: no example is left ({report.untrained} without a trained token, {report.too_long} "
             f"longer than {max_tokens} tokens); {remedy} the file again"
         )
     return report
@@ -178,6 +178,8 @@ def _sft_row(tokenizer: Any, max_tokens: int, chat: bool, place: str, record: SF
     if fitting is None:
         return "too_long"
     ids, labels, whole = fitting
+    if all(label == IGNORE for label in labels[1:]):
+        return "untrained"
     return {
         "input_ids": ids,
         "labels": labels,

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from datasets import Dataset, load_from_disk
+from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 from trl import DPOConfig, DPOTrainer
 
 from rag_train.training.masking import IGNORE
 from rag_train.training.recipe import DPORecipe, TrainRecipe
-from rag_train.training.setup import lora_config, trainer_arguments
+from rag_train.training.setup import starting_point, trainer_arguments
 from rag_train.training.tree_dpo import held_out_pairs
 from rag_train.training.validation import HeldOutTrainer
 
@@ -73,23 +74,26 @@ def dpo_trainer(
         losses = {"sigmoid": 2 * (1 - noise), "robust": 2 * noise - 1}
     if settings.sft_weight:
         losses["sft"] = settings.sft_weight
+    shared = trainer_arguments(recipe, checkpoints)
     arguments = DPOConfig(
-        **trainer_arguments(recipe, checkpoints),
+        **shared,
         beta=settings.beta,
         label_smoothing=settings.label_smoothing,
         loss_type=list(losses),
         loss_weights=list(losses.values()),
         precompute_ref_log_probs=True,
     )
-    return CalibrationTrainer(
+    trainer = CalibrationTrainer(
         settings,
-        model=recipe.model,
+        **starting_point(recipe, shared["model_init_kwargs"]),
         args=arguments,
         train_dataset=_on_disk(rows, checkpoints / "pairs"),
         eval_dataset=_on_disk(held_out, checkpoints / "held_out_pairs") if held_out else None,
         processing_class=tokenizer,
-        peft_config=lora_config(recipe),
     )
+    if isinstance(trainer.model, PeftModel) and "ref" in trainer.model.peft_config:
+        trainer.model.delete_adapter("ref")  # TRL's copy of the starting adapters; their reference is computed
+    return trainer
 
 
 def _on_disk(rows: Dataset, path: Path) -> Dataset:

@@ -15,7 +15,8 @@ and q and k the summed sizes of the query heads and of the key heads:
   stored by fused kernels. With gradient checkpointing: r h per layer, and one complete layer (section 5).
 - Attention per layer and pair of tokens that it compares: nothing with FlexAttention. Sliced attention keeps 4
   bytes for each head, and 2 more in bf16; and 2 c k for each key of a slice of 128 tokens. The mask of padded
-  batches, and of sdpa on packed rows, is kept as c bytes.
+  batches, and of sdpa on packed rows, is kept as c bytes. A model that caps its scores keeps them in padded batches
+  as in sliced attention.
 - Logits and the intermediate results of the loss. Tree rows: 12 bytes per vocabulary entry at each predicted token
   (the logarithms of the probabilities and two gradients).
   TRL's trainers compute the logits in tiles: 32 bytes per entry on the CPU, and 8 on a GPU, where a Triton kernel
@@ -40,6 +41,8 @@ from accelerate import init_empty_weights
 from accelerate.utils import DeepSpeedPlugin
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rag_train.llm.checkpoint import base_of
+from rag_train.precision import exact_attention
 from rag_train.training.recipe import LoraRecipe, TrainRecipe
 from rag_train.training.tree import SLICE
 
@@ -75,6 +78,8 @@ class Architecture:
     linear: dict[str, tuple[int, int]]
     stored: int = 2
     """Bytes of a weight in the model's files."""
+    capped: bool = False
+    """Whether attention scores are capped, which no fused kernel does in padded batches."""
 
     def trained(self, lora: LoraRecipe | None) -> int:
         """Return the number of trained parameters: all, or those of the adapters."""
@@ -104,8 +109,11 @@ class Memory:
 
 
 def architecture(model: str) -> Architecture:
-    """Return the sizes of ``model``, a checkpoint directory or Hub name, from its configuration alone."""
-    config = AutoConfig.from_pretrained(model)
+    """Return the sizes of ``model``, a checkpoint or adapter directory or a Hub name, from its configuration alone.
+
+    An adapter's are those of its base model.
+    """
+    config = AutoConfig.from_pretrained(base_of(model)[0])
     with init_empty_weights():
         empty = AutoModelForCausalLM.from_config(config)
     empty.tie_weights()
@@ -126,6 +134,7 @@ def architecture(model: str) -> Architecture:
             if isinstance(module, torch.nn.Linear)
         },
         stored=(getattr(text, "dtype", None) or torch.float32).itemsize,
+        capped=bool(exact_attention(config)),
     )
 
 
@@ -246,7 +255,7 @@ def _attention(
 ) -> float:
     """Return the bytes that attention keeps in a layer, with ``number`` bytes for a number in matrix products."""
     if not recipe.trees:
-        return number * attended
+        return attended * (model.heads * (4 if number == 4 else 6) if model.capped else number)
     choice = ("flex" if gpu else "sliced") if recipe.attention == "auto" else recipe.attention
     if choice == "sdpa":
         return number * float(tokens) ** 2

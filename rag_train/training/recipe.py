@@ -32,9 +32,10 @@ class LoraRecipe:
         default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     )
     """Names of the linear layers that get an adapter."""
-    merge: bool = True
-    """Save the model with the adapters merged into it. false: save only the adapters, for `rag-train merge` or
-    `rag-train eval --adapter`."""
+    merge: bool = False
+    """Save the model with the adapters merged into it, in the number format of the model, as `rag-train merge`
+    does; if that format is too coarse for what was learned, the adapters are kept and the run ends with an error.
+    false: save the adapters, whose directory every command takes as a model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,8 +179,9 @@ class TrainRecipe:
     """sft: imitation learning (DeepRAG, section 3.3). dpo: chain of calibration (section 3.4). rl: reinforcement
     learning from the rewards of sampled transcripts."""
     model: str
-    """Model to start from: a checkpoint directory or a Hub name. In stage dpo it is the reference model, too. With
-    model_preset it can be left out."""
+    """Model to start from: a checkpoint directory or a Hub name, or the directory of adapters, which training then
+    goes on with (lora must have their settings). In stage dpo it is the reference model, too. With model_preset it
+    can be left out."""
     revision: str | None = None
     """Commit, tag or branch of a Hub model. null: the newest commit, which the finished model's card names and a
     resumed run keeps."""
@@ -241,8 +243,8 @@ class TrainRecipe:
     lora: LoraRecipe | None = None
     """Train adapters. null: train all parameters."""
     quantize: Literal["none", "4bit"] = "none"
-    """4bit: load the weights under the adapters in 4 bits (QLoRA, with bitsandbytes). The adapters are merged into
-    the weights that were not quantised."""
+    """4bit: load the weights under the adapters in 4 bits (QLoRA, with bitsandbytes). With lora.merge, the adapters
+    are merged into the weights that were not quantised."""
     check_memory: bool = True
     """Refuse to start if the estimated memory of training exceeds the memory of the device."""
     save_steps: Count = 500

@@ -43,6 +43,9 @@ class TrainResult:
     """Commit of a starting model from the Hub; None for a directory."""
     kept_step: int | None = None
     """Step whose weights were kept; None in files of earlier versions, which kept those of the last step."""
+    survived: float | None = None
+    """Share of the update of the weights that is left in the number format in which they were saved; None if they
+    were saved in the format in which they were trained."""
     already_finished: bool = False
     """Whether the run had finished before, so that nothing was done."""
 
@@ -60,6 +63,8 @@ def summary_line(result: TrainResult) -> str:
     for kept in result.kept:
         loss += f", on eval_data {kept['eval_loss']:.4f} with accuracy {kept['eval_accuracy']:.1%}"
         loss += f" at step {result.kept_step}, which is kept"
+    if result.survived is not None:
+        loss += f", the saved weights keep {result.survived:.1%} of the update"
     if result.trained_share is None:
         reward = f", reward {result.losses[-1]['reward']:.4f}" if result.losses else ""
         return (

@@ -113,6 +113,7 @@ def _run(
 ) -> TrainResult:
     """Train ``located``, the recipe with the directory of its model in place of a name on the Hub."""
     from accelerate import PartialState
+    from accelerate.utils import broadcast_object_list
 
     from rag_train.training.card import write_card
     from rag_train.training.checkpoints import MarkComplete, newest_to_continue, remove_unused, step_of
@@ -145,7 +146,7 @@ def _run(
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     seconds = time.perf_counter() - start
 
-    final = _save_model(trainer, located, tokenizer, checkpoints)
+    final, survived, problem = _save_model(trainer, located, tokenizer, checkpoints)
     result = TrainResult(
         output_dir=recipe.output_dir,
         steps=trainer.state.global_step,
@@ -161,6 +162,7 @@ def _run(
         data_sha256=identity["data_sha256"],
         model_sha256=identity["model_sha256"],
         model_commit=identity["model_commit"],
+        survived=survived,
         code_version=code_version(),
         machine=_machine(PartialState().num_processes),
     )
@@ -174,6 +176,9 @@ def _run(
         _write_json(output_dir / RESULT, asdict(result))
         shutil.rmtree(checkpoints)
     PartialState().wait_for_everyone()
+    [problem] = broadcast_object_list([problem])
+    if problem:
+        raise UserError(f"output_dir {output_dir}: holds the adapter, which is trained and complete; {problem}")
     return result
 
 
@@ -197,11 +202,16 @@ def _identity(recipe: TrainRecipe, output_dir: Path) -> dict[str, Any]:
 
     Raises UserError for an input that cannot be had.
     """
+    from rag_train.llm.checkpoint import base_of
+
     ignored = ("output_dir", "report_to", "logging_steps", "check_memory", "save_only_model")
     settings = {key: value for key, value in asdict(recipe).items() if key not in ignored}
     paths = {key: str(value) for key, value in settings.items() if isinstance(value, Path)}
-    retriever = {"retriever": identity_of(parse(recipe.rl.index))} if recipe.rl else {}
-    return retriever | {
+    more: dict[str, Any] = {"retriever": identity_of(parse(recipe.rl.index))} if recipe.rl else {}
+    base, adapter = base_of(recipe.model)
+    if adapter:
+        more["base_sha256"] = weights_sha256(base)
+    return more | {
         "recipe": settings | paths,
         "data_sha256": _sha256(recipe.data),
         "eval_data_sha256": recipe.eval_data and _sha256(recipe.eval_data),
@@ -315,13 +325,16 @@ def prepare_libraries() -> None:
 
 def load_data(recipe: TrainRecipe):
     """Return the tokenizer, the rows of token ids and the `DataReport`."""
-    from transformers import AutoConfig
-
-    from rag_train.llm.checkpoint import check_checkpoint, load_tokenizer
+    from rag_train.llm.checkpoint import base_of, check_checkpoint, check_vocabulary, load_tokenizer
     from rag_train.training.rows import largest_token
+    from rag_train.training.setup import check_adapters, model_config
 
-    check_checkpoint(recipe.model)
-    tokenizer = load_tokenizer(recipe.model)
+    base, adapter = base_of(recipe.model)
+    check_checkpoint(base)
+    if adapter:
+        check_vocabulary(adapter, base)
+        check_adapters(recipe, adapter)
+    tokenizer = load_tokenizer(adapter if adapter and (Path(adapter) / "tokenizer.json").is_file() else base)
     for problem, valid in (
         ("is not a fast tokenizer, which the loss mask needs; use a model with tokenizer.json", tokenizer.is_fast),
         (
@@ -338,7 +351,7 @@ def load_data(recipe: TrainRecipe):
         return tokenizer, *question_rows(recipe.data, tokenizer)
     rows, report = _read(recipe, recipe.data, tokenizer, balance=recipe.balance)
     largest = largest_token(rows)
-    vocabulary = AutoConfig.from_pretrained(recipe.model).get_text_config().vocab_size
+    vocabulary = model_config(recipe).get_text_config().vocab_size
     if largest >= vocabulary:
         raise UserError(
             f"model {recipe.model}: the tokenizer gives token {largest}, but the model's vocabulary ends at "
@@ -374,6 +387,8 @@ def build_trainer(recipe: TrainRecipe, rows: Any, tokenizer: Any, checkpoints: P
     """
     from transformers import PrinterCallback
 
+    from rag_train.training.merge import valid_generation
+
     try:
         if recipe.stage == "sft":
             from rag_train.training.sft import sft_trainer
@@ -393,17 +408,25 @@ def build_trainer(recipe: TrainRecipe, rows: Any, tokenizer: Any, checkpoints: P
             trainer = dpo_trainer(recipe, rows, tokenizer, checkpoints, held_out)
     except (OSError, ImportError, ValueError) as error:
         raise UserError(f"model {recipe.model}: {str(error).splitlines()[0]}") from error
+    valid_generation(trainer.model)
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
-def _save_model(trainer, recipe: TrainRecipe, tokenizer, checkpoints: Path) -> Path:
-    """Gather the trained model from all processes and return its directory, which the first process writes."""
+def _save_model(
+    trainer, recipe: TrainRecipe, tokenizer, checkpoints: Path
+) -> tuple[Path, float | None, str | None]:
+    """Gather the trained model from all processes, and return its directory, which the first process writes.
+
+    Also returns the share of the update that the saved weights keep, if it was measured; and why adapters that were
+    to be merged are saved as they are, if they are.
+    """
     final = checkpoints / "final"
     trainer.save_model(str(final))
     if not trainer.is_world_process_zero():
-        return final
+        return final, None, None
     (final / "training_args.bin").unlink(missing_ok=True)
+    shutil.rmtree(final / "ref", ignore_errors=True)  # TRL's copy of the adapters that stage rl started from
     if recipe.keep == "best":
         kept = checkpoints / f"checkpoint-{_kept_step(trainer, recipe)}"
         for file in final.iterdir():  # a checkpoint has the same files, and those that training continues from
@@ -411,13 +434,16 @@ def _save_model(trainer, recipe: TrainRecipe, tokenizer, checkpoints: Path) -> P
     if recipe.lora is not None and recipe.lora.merge:  # only the adapters have been saved so far
         from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-        from rag_train.training.merge import load_merged
+        from rag_train.llm.checkpoint import base_of
+        from rag_train.training.merge import merge
 
         unset_hf_deepspeed_config()  # ZeRO-3 would shard the base model over processes that do not take part here
-        adapter, final = final, checkpoints / "merged"
-        load_merged(recipe.model, str(adapter)).save_pretrained(final)
-        tokenizer.save_pretrained(final)
-    return final
+        merged = checkpoints / "merged"
+        try:
+            return merged, merge(base_of(recipe.model)[0], str(final), merged), None
+        except UserError as error:
+            return final, None, str(error).replace(str(final), recipe.output_dir)
+    return final, None, None
 
 
 def _name_base(config: Path, model: str, commit: str) -> None:

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftConfig, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments, set_seed
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils import is_liger_kernel_available
 
+from rag_train.errors import UserError
+from rag_train.llm.checkpoint import base_of
+from rag_train.precision import exact_attention
+from rag_train.training.merge import load_adapter
 from rag_train.training.recipe import TrainRecipe
 from rag_train.training.tree import attention_for_trees
 from rag_train.training.validation import validation_arguments
@@ -29,7 +33,7 @@ def trainer_arguments(recipe: TrainRecipe, checkpoints: Path) -> dict[str, Any]:
         "bf16" if recipe.precision == "bf16" else "no"
     )  # not the launcher's setting
     half = recipe.precision == "bf16" and (deepspeed or recipe.lora is not None)
-    init: dict[str, Any] = {"dtype": "bfloat16" if half else "float32"}
+    init: dict[str, Any] = {"dtype": "bfloat16" if half else "float32"} | exact_attention(model_config(recipe))
     if recipe.quantize == "4bit":  # as in QLoRA (Dettmers et al. 2023): NF4 with quantized scales
         init["quantization_config"] = {
             "load_in_4bit": True,
@@ -77,16 +81,57 @@ def lora_config(recipe: TrainRecipe):
     )
 
 
+def check_adapters(recipe: TrainRecipe, adapter: str) -> None:
+    """Raise UserError unless the recipe trains adapters like the one that it starts from, in ``adapter``."""
+    merge = f"or merge the adapter first (rag-train merge MODEL {adapter} OUTPUT --dtype float32)"
+    config: Any = PeftConfig.from_pretrained(adapter)
+    start = {"r": config.r, "alpha": config.lora_alpha}
+    if not isinstance(config.target_modules, str):  # an expression
+        start["target_modules"] = sorted(config.target_modules or ())
+    if recipe.lora is None:
+        raise UserError(f"model {adapter}: is an adapter; set lora.r={config.r} to go on training it, {merge}")
+    asked = {"r": recipe.lora.r, "alpha": recipe.lora.alpha, "target_modules": sorted(recipe.lora.target_modules)}
+    for key, value in start.items():
+        if asked[key] != value:
+            given, needed = (str(each).replace(" ", "").replace("'", "") for each in (asked[key], value))
+            raise UserError(
+                f"lora.{key}={given}: model {adapter} is an adapter with {needed}, which training goes on with; "
+                f"set lora.{key}={needed}, {merge}"
+            )
+
+
+def starting_point(recipe: TrainRecipe, init: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments with which TRL's trainers get the model, which they load themselves if it is no adapter.
+
+    Create TrainingArguments before this call, as for `load_model`.
+    """
+    if base_of(recipe.model)[1]:
+        return {"model": load_model(recipe, **init)}
+    return {"model": recipe.model, "peft_config": lora_config(recipe)}
+
+
+def model_config(recipe: TrainRecipe) -> Any:
+    """Return the configuration of the model, or of the model under the adapters that training goes on with."""
+    return AutoConfig.from_pretrained(base_of(recipe.model)[0])
+
+
 def load_model(recipe: TrainRecipe, **init: Any) -> torch.nn.Module:
     """Load the model, with adapters if the recipe has any; ``init`` is passed to ``from_pretrained``.
 
-    Create TrainingArguments before this call, so that ZeRO-3 shards the weights while they are read.
+    Adapters that the recipe starts from are loaded with their weights: training goes on with them, and what is
+    computed before the first step, such as the reference of stage dpo, is theirs. Create TrainingArguments before
+    this call, so that ZeRO-3 shards the weights while they are read.
     """
-    model = AutoModelForCausalLM.from_pretrained(recipe.model, **init)
+    base, adapter = base_of(recipe.model)
+    model: Any = AutoModelForCausalLM.from_pretrained(base, **init)
     if config := lora_config(recipe):
         set_seed(recipe.seed)  # for the adapters' initial weights
         same_type = is_deepspeed_zero3_enabled()  # ZeRO-3 gathers parameters together, which requires one type
-        model = get_peft_model(model, config, autocast_adapter_dtype=not same_type)
+        if adapter:
+            options = {"is_trainable": True, "autocast_adapter_dtype": not same_type}
+            model = load_adapter(model, base, adapter, dropout=config.lora_dropout, **options)
+        else:
+            model = get_peft_model(model, config, autocast_adapter_dtype=not same_type)
         if recipe.precision == "bf16":
             _keep_input_type(model)
         if recipe.gradient_checkpointing:
@@ -121,5 +166,5 @@ def tree_parts(recipe: TrainRecipe, checkpoints: Path) -> tuple[TrainingArgument
         "liger_kernel_config": {"fused_linear_cross_entropy": False},
     }
     args = TrainingArguments(**arguments)
-    attention = attention_for_trees(AutoConfig.from_pretrained(recipe.model), recipe.attention)
-    return args, load_model(recipe, **init, attn_implementation=attention)
+    attention = attention_for_trees(model_config(recipe), recipe.attention)
+    return args, load_model(recipe, **init | {"attn_implementation": attention})

@@ -15,10 +15,11 @@ from trl import SFTConfig, SFTTrainer
 
 from rag_train.training.masking import IGNORE
 from rag_train.training.packing import pack_rows
+from rag_train.training.probe import RowsTrainer
 from rag_train.training.recipe import TrainRecipe
 from rag_train.training.rows import LazyRows, Row, Rows
-from rag_train.training.setup import lora_config, trainer_arguments, tree_parts
-from rag_train.training.tree import lay_out, path_logits, path_logprobs
+from rag_train.training.setup import starting_point, trainer_arguments, tree_parts
+from rag_train.training.tree import lay_out, path_logprobs
 from rag_train.training.validation import HeldOutTrainer
 
 
@@ -41,7 +42,7 @@ class ImitationTrainer(HeldOutTrainer, SFTTrainer):
         return torch.stack([column.double().sum(1) for column in columns], 1)
 
 
-class PackedTrainer(HeldOutTrainer):
+class PackedTrainer(RowsTrainer):
     """The loss of `ImitationTrainer` over rows of `packed_rows`, one row per forward pass.
 
     Every distinct prefix of a row is computed once, and no token attends to a token of another example.
@@ -55,14 +56,14 @@ class PackedTrainer(HeldOutTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         assert num_items_in_batch is not None
         names = ("input_ids", "positions", "last", "at", "labels")
-        logprobs = path_logprobs(model, *(inputs[name][0] for name in names))
+        logprobs = path_logprobs(model, *(inputs[name][0] for name in names), logits=self.logits)
         # Gradients are averaged over the processes, so the mean is multiplied by their number.
         loss = -logprobs.sum() / num_items_in_batch * self.accelerator.num_processes
         return (loss, logprobs) if return_outputs else loss
 
     def held_out(self, model, inputs):
         names = ("input_ids", "positions", "last", "at")
-        logits, labels = path_logits(model, *(inputs[name][0] for name in names)), inputs["labels"][0]
+        logits, labels = self.logits(model, *(inputs[name][0] for name in names)), inputs["labels"][0]
         loss = F.cross_entropy(logits.float(), labels, reduction="sum")
         return torch.stack([loss, (logits.argmax(-1) == labels).float().sum(), loss.new_tensor(len(labels))])[None]
 
@@ -108,17 +109,19 @@ def sft_trainer(
     if budget := recipe.pack_tokens:
         args, model = tree_parts(recipe, checkpoints)
         return PackedTrainer(
+            automatic=recipe.attention == "auto",
             model=model,
             args=args,
             train_dataset=packed_rows(rows, budget, recipe.seed),
             eval_dataset=packed_rows(held_out, budget, recipe.seed) if held_out else None,
             processing_class=tokenizer,
         )
+    arguments = trainer_arguments(recipe, checkpoints)
+    args = SFTConfig(**arguments, dataset_kwargs={"skip_prepare_dataset": True})
     return ImitationTrainer(
-        model=recipe.model,
-        args=SFTConfig(**trainer_arguments(recipe, checkpoints), dataset_kwargs={"skip_prepare_dataset": True}),
+        **starting_point(recipe, arguments["model_init_kwargs"]),
+        args=args,
         train_dataset=rows,
         eval_dataset=held_out,
         processing_class=tokenizer,
-        peft_config=lora_config(recipe),
     )

@@ -10,7 +10,7 @@ if and only if j <= i <= last[j].
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -19,10 +19,11 @@ import torch.nn.functional as F
 from accelerate import PartialState
 from accelerate.utils import extract_model_from_parallel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
-from transformers import AttentionInterface, PretrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, PretrainedConfig
 from transformers.integrations.flex_attention import flex_attention_forward
 
 from rag_train.errors import UserError
+from rag_train.precision import exact_attention
 from rag_train.progress import console
 
 SLICED = "tree_slices"
@@ -31,6 +32,12 @@ SLICE = 128
 """Tokens of a slice in `sliced_attention`, and of a block in FlexAttention."""
 IMPLEMENTATIONS = {"flex": "flex_attention", "sliced": SLICED, "sdpa": "sdpa"}
 """Names in transformers of the values of the recipe's key ``attention``."""
+SUPPORT = {
+    "flex_attention": "_supports_flex_attn",
+    SLICED: "_supports_attention_backend",
+    "sdpa": "_supports_sdpa",
+}
+"""How the model classes of transformers say that they have an implementation."""
 NO_TREES = "remove sft.pack_tokens, set dpo.layout=pairs or set rl.layout=rollouts"
 """What to do if a model cannot be trained on trees."""
 
@@ -112,6 +119,14 @@ def attention_mask(last: torch.Tensor, positions: torch.Tensor, window: int | No
         positions = positions.int()
         mask &= positions[:, None] - positions[None, :] < window
     return mask[None, None]
+
+
+def added_mask(last: torch.Tensor, positions: torch.Tensor, window: int | None = None) -> torch.Tensor:
+    """Return the same mask as numbers that are added to the attention scores."""
+    mask = attention_mask(last, positions, window)
+    dtype = torch.get_autocast_dtype(last.device.type) if torch.is_autocast_enabled(last.device.type) else None
+    least = torch.finfo(dtype or torch.float32).min
+    return torch.where(mask, 0.0, least)
 
 
 def block_mask(last: torch.Tensor, positions: torch.Tensor, window: int | None = None) -> BlockMask:
@@ -209,22 +224,36 @@ def attention_for_trees(config: PretrainedConfig, choice: str = "auto") -> str:
 
     ``choice`` is the recipe's key ``attention``. Raises UserError if it does not work with the model or the device.
     """
-    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
-    _require_support(config.get_text_config(), choice, capped)
+    _require_support(config.get_text_config(), choice, bool(exact_attention(config)))
     if choice != "auto":
+        if not supports(config, IMPLEMENTATIONS[choice]):
+            raise UserError(
+                f"attention={choice}: models of type {config.model_type} do not have it; set attention=auto"
+            )
         return IMPLEMENTATIONS[choice]
-    if not torch.cuda.is_available():
+    wanted = "flex_attention" if torch.cuda.is_available() else SLICED
+    if not supports(config, wanted):
+        return "sdpa" if supports(config, "sdpa") else "eager"
+    if wanted == SLICED:
         return SLICED
     try:
         _try_flex_attention(config)
     except Exception as error:  # a compiler's: of any type
-        other = "sliced" if capped else "sdpa"
+        other = "sdpa" if supports(config, "sdpa") else "sliced"
         if PartialState().is_main_process:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             line = f"attention: {other}, because FlexAttention failed here: {reason}"
             console.print(line, soft_wrap=True, markup=False)
         return IMPLEMENTATIONS[other]
     return IMPLEMENTATIONS["flex"]
+
+
+def supports(config: PretrainedConfig, implementation: str) -> bool:
+    """Return whether models of this ``config`` have the ``implementation`` and are computed exactly with it."""
+    if implementation == "sdpa" and exact_attention(config):
+        return False
+    model: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)  # pyrefly: ignore[bad-argument-type]
+    return model is not None and getattr(model, SUPPORT[implementation])
 
 
 def _require_support(config: Any, choice: str, capped: bool) -> None:
@@ -265,7 +294,7 @@ def _attention(model: torch.nn.Module, last: torch.Tensor, positions: torch.Tens
     implementation, config = unwrapped.config._attn_implementation, unwrapped.config.get_text_config()
     if implementation == SLICED:
         return {"tree_slices": slices(last, positions)}
-    mask = block_mask if implementation == "flex_attention" else attention_mask
+    mask = {"flex_attention": block_mask, "eager": added_mask}.get(implementation, attention_mask)
     window = getattr(config, "sliding_window", None)
     if not (kinds := getattr(config, "layer_types", None)):
         return {"attention_mask": mask(last, positions, window)}
@@ -322,6 +351,21 @@ def path_logits(
     return logits[: len(at)]
 
 
+def separate_logits(
+    model: torch.nn.Module, ids: torch.Tensor, positions: torch.Tensor, last: torch.Tensor, at: torch.Tensor
+) -> torch.Tensor:
+    """Return the same logits from a padded batch of the row's sequences, for models that cannot compute the row."""
+    index = torch.arange(len(ids), device=ids.device)
+    leaves = index[last == index]
+    paths = (index <= leaves[:, None]) & (leaves[:, None] <= last)  # a leaf's ancestors and itself
+    owner, token = paths.nonzero().unbind(1)
+    batch = ids.new_zeros(len(leaves), int(positions.max()) + 1)
+    mask = torch.zeros_like(batch)
+    batch[owner, positions[token]], mask[owner, positions[token]] = ids[token], 1
+    logits = model(input_ids=batch, attention_mask=mask, use_cache=False).logits
+    return logits[paths[:, at].int().argmax(0), positions[at]]
+
+
 def path_logprobs(
     model: torch.nn.Module,
     ids: torch.Tensor,
@@ -329,10 +373,11 @@ def path_logprobs(
     last: torch.Tensor,
     at: torch.Tensor,
     targets: torch.Tensor,
+    logits: Callable[..., torch.Tensor] = path_logits,
 ) -> torch.Tensor:
     """Return the log-probability of each of ``targets``, predicted at the index ``at``; both have shape (N,).
 
-    The other arguments are those of `path_logits`. The result is differentiable.
+    The other arguments are those of ``logits``, `path_logits` or a function like it. The result is differentiable.
     """
-    logits = path_logits(model, ids, positions, last, at)
-    return torch.log_softmax(logits.float(), -1).gather(1, targets[:, None])[:, 0]
+    values = logits(model, ids, positions, last, at)
+    return torch.log_softmax(values.float(), -1).gather(1, targets[:, None])[:, 0]

@@ -15,17 +15,17 @@ import torch.nn.functional as F
 from accelerate.utils import gather_object, reduce
 from datasets import Dataset
 from torch.utils.data import ConcatDataset
-from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedTokenizerBase
 from trl.trainer.utils import disable_dropout_in_model
 
 from rag_train.errors import UserError
 from rag_train.files import write_text
 from rag_train.progress import progress
+from rag_train.training.probe import Logits, RowsTrainer
 from rag_train.training.recipe import DPORecipe, TrainRecipe
 from rag_train.training.rows import LazyRows, Rows
 from rag_train.training.setup import tree_parts
-from rag_train.training.tree import lay_out, path_logprobs
-from rag_train.training.validation import HeldOutTrainer
+from rag_train.training.tree import lay_out, path_logits, path_logprobs
 
 REFERENCE = "reference.json"
 
@@ -81,17 +81,19 @@ def preference_loss(settings: DPORecipe, ratios: torch.Tensor, lengths: torch.Te
 def held_out_pairs(
     settings: DPORecipe, logprobs: torch.Tensor, reference: torch.Tensor, lengths: torch.Tensor
 ) -> torch.Tensor:
-    """Return the loss of each pair, whether the model prefers its chosen snippet, and 1, of shape (N, 3).
+    """Return the loss of each pair, whether the model prefers its chosen snippet, and 1; and the imitation term on
+    the chosen snippet with its number of tokens, over which the training averages it. The shape is (N, 5).
 
     ``logprobs`` and ``reference`` are log pi(y | x) and log pi_ref(y | x), ``lengths`` the number of tokens of y;
     all have shape (N, 2), for the chosen and the rejected snippet y.
     """
     loss = preference_loss(settings, logprobs - reference, lengths)
-    loss = loss - settings.sft_weight * logprobs[:, 0] / lengths[:, 0]
-    return torch.stack([loss, (logprobs[:, 0] > logprobs[:, 1]).float(), torch.ones_like(loss)], 1)
+    preferred = (logprobs[:, 0] > logprobs[:, 1]).float()
+    imitation = -settings.sft_weight * logprobs[:, 0]
+    return torch.stack([loss, preferred, torch.ones_like(loss), imitation, lengths[:, 0].to(loss)], 1)
 
 
-class TreeTrainer(HeldOutTrainer):
+class TreeTrainer(RowsTrainer):
     """DPO as in `rag_train.training.dpo`, over rows of `tree_row` with their number as ``row``."""
 
     def __init__(self, settings: DPORecipe, **arguments: Any):
@@ -100,10 +102,9 @@ class TreeTrainer(HeldOutTrainer):
         self.model_accepts_loss_kwargs = False  # the loss of a row is already a mean
         self._margins: list[torch.Tensor] = []
         self._reference: list[list[float]] = []
-        self.add_callback(_PrepareReference(self))
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        tokens, owner = _snippet_logprobs(model, inputs), inputs["owner"]
+        tokens, owner = _snippet_logprobs(model, inputs, self.logits), inputs["owner"]
         reference = tokens.new_tensor(self._reference[inputs["row"]])
         ratios = (torch.zeros_like(reference).index_add(0, owner, tokens) - reference).view(-1, 2)
         loss = preference_loss(self._settings, ratios, owner.bincount().view(-1, 2)).mean()
@@ -113,7 +114,7 @@ class TreeTrainer(HeldOutTrainer):
         return (loss, ratios) if return_outputs else loss
 
     def held_out(self, model, inputs):
-        tokens, owner = _snippet_logprobs(model, inputs), inputs["owner"]
+        tokens, owner = _snippet_logprobs(model, inputs, self.logits), inputs["owner"]
         lengths = owner.bincount().view(-1, 2)
         reference = tokens.new_tensor(self._reference[inputs["row"]]).view(-1, 2)
         sums = torch.zeros_like(reference).view(-1).index_add(0, owner, tokens).view(-1, 2)
@@ -129,6 +130,10 @@ class TreeTrainer(HeldOutTrainer):
             logs |= {"rewards/margins": total / pairs, "rewards/accuracies": right / pairs}
             self._margins.clear()
         super().log(logs, *args, **kwargs)
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.prepare_reference()
 
     @torch.no_grad()
     def prepare_reference(self) -> None:
@@ -158,7 +163,7 @@ class TreeTrainer(HeldOutTrainer):
             for start in starts:  # the same number in every process, because all gather sharded weights together
                 number = min(start + self.args.process_index, len(rows) - 1)
                 row = self._prepare_inputs(_tensors([rows[number]]))
-                tokens, owner = _snippet_logprobs(model, row), row["owner"]
+                tokens, owner = _snippet_logprobs(model, row, self.logits), row["owner"]
                 sums = tokens.new_zeros(int(owner.max()) + 1).index_add(0, owner, tokens)
                 computed.append((number, sums.tolist()))
                 advance()
@@ -167,25 +172,15 @@ class TreeTrainer(HeldOutTrainer):
             write_text(path, json.dumps(self._reference))
 
 
-class _PrepareReference(TrainerCallback):
-    """Computes the reference log-probabilities after the model has been wrapped for training."""
-
-    def __init__(self, trainer: TreeTrainer):
-        self._trainer = trainer
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self._trainer.prepare_reference()
-
-
 def _tensors(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """Collate a batch, which is a single row."""
     [row] = rows
     return {name: torch.tensor(value) for name, value in row.items()}
 
 
-def _snippet_logprobs(model, row: dict[str, torch.Tensor]) -> torch.Tensor:
+def _snippet_logprobs(model, row: dict[str, torch.Tensor], logits: Logits = path_logits) -> torch.Tensor:
     names = ("input_ids", "positions", "last", "at", "targets")
-    return path_logprobs(model, *(row[name] for name in names))
+    return path_logprobs(model, *(row[name] for name in names), logits=logits)
 
 
 def tree_trainer(
@@ -206,6 +201,7 @@ def tree_trainer(
     batches = tree_rows(rows, recipe.batch_size)
     return TreeTrainer(
         recipe.dpo,
+        automatic=recipe.attention == "auto",
         model=model,
         args=args,
         train_dataset=batches,

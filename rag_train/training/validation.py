@@ -56,12 +56,15 @@ class HeldOutTrainer(FiniteLossTrainer):
     """A trainer whose evaluation adds up examples, so that its figures do not depend on batches or processes."""
 
     def held_out(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return the loss, the correct predictions and all predictions of each example, of shape (examples, 3)."""
+        """Return the loss, the correct predictions and all predictions of each example, of shape (examples, 3).
+
+        Two more columns are another term of the loss, and the number of tokens over which it is averaged.
+        """
         raise NotImplementedError
 
     @torch.no_grad()
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Log ``eval_loss``, the mean over all predictions, and ``eval_accuracy``, the share of correct ones.
+        """Log ``eval_loss``, a mean over all predictions, and ``eval_accuracy``, the share of correct ones.
 
         Raises UserError if the loss is infinite or NaN.
         """
@@ -71,8 +74,9 @@ class HeldOutTrainer(FiniteLossTrainer):
             self.accelerator.gather_for_metrics(self.held_out(model, self._prepare_inputs(inputs)).double())
             for inputs in self.get_eval_dataloader()
         ]
-        loss, right, count = torch.cat(examples).sum(0).tolist()
-        metrics = {"eval_loss": loss / count, "eval_accuracy": right / count}
+        loss, right, count, *term = torch.cat(examples).sum(0).tolist()
+        loss = loss / count + (term[0] / term[1] if term else 0.0)
+        metrics = {"eval_loss": loss, "eval_accuracy": right / count}
         if not math.isfinite(loss):
             raise UserError(
                 f"step {self.state.global_step}: the loss on eval_data is infinite or NaN; lower lr, or set "

@@ -21,8 +21,10 @@ from accelerate import PartialState
 from peft import PeftModel
 
 from rag_train.llm.base import LLM, Completion, Sampling
+from rag_train.llm.checkpoint import base_of
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.llm.vllm import VLLMEngine
+from rag_train.precision import exact_attention
 from rag_train.training.recipe import TrainRecipe
 
 
@@ -42,7 +44,7 @@ def generating(model: Any) -> Iterator[None]:
     """
     attention = model.config._attn_implementation
     model.eval()
-    model.set_attn_implementation(None)  # transformers chooses
+    model.set_attn_implementation(exact_attention(model.config).get("attn_implementation"))  # None: its own choice
     try:
         yield
     finally:
@@ -71,12 +73,13 @@ class VLLMPolicy:
     def start(cls, recipe: TrainRecipe, folder: Path) -> VLLMPolicy:
         """Start vLLM with the model that the training starts from; see `VLLMEngine.start`."""
         assert recipe.rl is not None
+        merges = recipe.lora is not None and not serves_adapters()
         with _own_gpu():
             engine = VLLMEngine.start(
-                recipe.model,
-                dtype="bfloat16" if recipe.precision == "bf16" else "float32",
+                base_of(recipe.model)[0],
+                dtype="bfloat16" if recipe.precision == "bf16" and not merges else "float32",
                 seed=recipe.seed,
-                max_lora_rank=recipe.lora.r if recipe.lora and serves_adapters() else None,
+                max_lora_rank=recipe.lora.r if recipe.lora and not merges else None,
                 max_context=recipe.rl.max_context,
                 gpu_memory=recipe.rl.gpu_memory,
                 reloads=True,
@@ -92,9 +95,12 @@ class VLLMPolicy:
         if state.is_main_process:
             # All processes have loaded the last weights: they trained on what they sampled with them.
             shutil.rmtree(self._folder, ignore_errors=True)
-            if isinstance(model, PeftModel) and not serves_adapters():
-                model = copy.deepcopy(model).merge_and_unload()
-            model.save_pretrained(place)
+            if not isinstance(model, PeftModel):
+                model.save_pretrained(place)
+            elif serves_adapters():
+                model.save_pretrained(place, selected_adapters=["default"])  # not the reference of rl.kl
+            else:  # in fp32: bf16 would take small updates away
+                copy.deepcopy(model).float().merge_and_unload().save_pretrained(place)
         state.wait_for_everyone()
         if (place / "adapter_config.json").exists():
             self._adapter = str(place)  # the engine loads it at the first call, as an adapter of its own name

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch.utils.data import Sampler
-from transformers import AutoConfig, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
@@ -33,13 +33,14 @@ from rag_train.schema import Decision, Question
 from rag_train.training.data import DataReport
 from rag_train.training.failures import FiniteLossTrainer
 from rag_train.training.memory import current_sharding
+from rag_train.training.probe import require_trees
 from rag_train.training.recipe import TrainRecipe
 from rag_train.training.rl.ahead import Background, Begun, Foreseen
 from rag_train.training.rl.logprobs import tree_logprobs
 from rag_train.training.rl.policy import Policy, SharedPolicy, VLLMPolicy, generating
 from rag_train.training.rl.rewards import PARTS, weights
 from rag_train.training.rl.rollouts import Rollout, Rollouts
-from rag_train.training.setup import lora_config, trainer_arguments
+from rag_train.training.setup import model_config, starting_point, trainer_arguments
 from rag_train.training.tree import attention_for_trees
 
 ROLLOUTS = "rollouts.jsonl"
@@ -66,6 +67,8 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
         # It calls `sync_weights` before the rollouts of a step.
         own: Any = self
         self.use_vllm, self.vllm_generation, self._last_loaded_step = True, own, -1
+        if self._recipe.layout == "tree":
+            self.add_callback(_Prove(self))
 
     async def _start(self, recipe: TrainRecipe, checkpoints: Path) -> Policy:
         if self._recipe.engine == "vllm":
@@ -320,6 +323,16 @@ def _reward(name: str) -> Any:
     return part
 
 
+class _Prove(TrainerCallback):
+    """Has the model prove that it can compute rollouts that share a row."""
+
+    def __init__(self, trainer: RolloutTrainer):
+        self._trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        require_trees(self._trainer.model_wrapped, args.bf16)
+
+
 class StopAtBudget(TrainerCallback):
     """Stops a run when its engine has read and written ``budget`` tokens.
 
@@ -406,8 +419,8 @@ def rl_trainer(
     del shared["max_length"]
     shared["include_num_input_tokens_seen"] = "no"  # TRL counts the tokens of the rollouts itself
     if settings.layout == "tree":
-        config = AutoConfig.from_pretrained(recipe.model)
-        shared["model_init_kwargs"]["attn_implementation"] = attention_for_trees(config, recipe.attention)
+        attention = attention_for_trees(model_config(recipe), recipe.attention)
+        shared["model_init_kwargs"]["attn_implementation"] = attention
     arguments = GRPOConfig(
         **shared,
         num_generations=settings.group,
@@ -428,11 +441,10 @@ def rl_trainer(
         recipe,
         retriever,
         checkpoints,
-        model=recipe.model,
+        **starting_point(recipe, shared["model_init_kwargs"]),
         args=arguments,
         train_dataset=rows,
         processing_class=tokenizer,
-        peft_config=lora_config(recipe),
     )
     if settings.budget:
         trainer.add_callback(StopAtBudget(settings.budget, settings.updates))

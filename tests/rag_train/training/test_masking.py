@@ -43,7 +43,7 @@ def test_truncated_example_ends_with_trained_segment(
             rows, report = sft_rows(path, TOKENIZER, max_tokens=max_tokens, chat=False)
         except UserError as error:
             untrained = len(records) - len(trained)
-            assert f"({untrained} without a trained segment, {len(trained)} longer" in str(error)
+            assert f"({untrained} without a trained token, {len(trained)} longer" in str(error)
             return
     shortened, kept = 0, iter(rows)
     fits = [_longest(record, max_tokens) for record in trained]

@@ -29,9 +29,9 @@ from rag_train.training.run import train
 def runs(work: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of the same training as adapters (adapter/) and merged into the model (model/)."""
     path = tmp_path_factory.mktemp("runs")
-    recipe = recipe_in(work, path / "adapter", lora=LoraRecipe(r=2, merge=False))
+    recipe = recipe_in(work, path / "adapter", lora=LoraRecipe(r=2))
     train(recipe)
-    train(replace(recipe, output_dir=str(path / "model"), lora=LoraRecipe(r=2)))
+    train(replace(recipe, output_dir=str(path / "model"), lora=LoraRecipe(r=2, merge=True)))
     return path
 
 

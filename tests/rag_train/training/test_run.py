@@ -84,9 +84,7 @@ def test_long_example_loses_whole_segments(tmp_path: Path):
     assert (report.examples, report.shortened) == (2, 1)
     whole_text, cut_text = (stretches(row["input_ids"], row["labels"]) for row in (whole, cut))
     assert cut_text == whole_text[:2]  # ends with the decision to search, without an end-of-text token
-    with pytest.raises(
-        UserError, match=r"no example is left \(0 without a trained segment, 2 longer than 20 tokens"
-    ):
+    with pytest.raises(UserError, match=r"no example is left \(0 without a trained token, 2 longer than 20 tokens"):
         sft_rows(path, TOKENIZER, max_tokens=20, chat=False)
 
 
@@ -238,7 +236,7 @@ def test_tree_layout_trains_adapters(work: Path, tmp_path: Path):
 
 @pytest.mark.slow
 def test_merges_adapters_into_trained_layers_only(work: Path, tmp_path: Path):
-    train(recipe_in(work, tmp_path / "out", epochs=1, lora=LoraRecipe(r=2, target_modules=["q_proj"])))
+    train(recipe_in(work, tmp_path / "out", epochs=1, lora=LoraRecipe(r=2, target_modules=["q_proj"], merge=True)))
     before, after = (load_file(path / "model.safetensors") for path in (work / "model", tmp_path / "out"))
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert before.keys() == after.keys()
@@ -384,7 +382,7 @@ def test_a_hub_model_keeps_the_commit_that_its_run_began_with(
 
     monkeypatch.setattr("rag_train.llm.hub.commit_of", lambda model, revision: commits.pop(0))
     monkeypatch.setattr("rag_train.llm.hub.snapshot", download)
-    keys = {"model": "owner/model", "lora": LoraRecipe(r=2, merge=False), "save_steps": 1, "precision": "fp32"}
+    keys = {"model": "owner/model", "lora": LoraRecipe(r=2), "save_steps": 1, "precision": "fp32"}
     recipe = recipe_in(work, tmp_path / "out", **keys)
     kill_at(monkeypatch, recipe, 3)
     result = train(recipe)

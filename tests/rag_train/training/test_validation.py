@@ -70,14 +70,17 @@ def figures(recipe: TrainRecipe, model: str) -> tuple[float, float]:
         return float(scores.gather(1, torch.tensor(row[side])[:, None]).sum())
 
     assert recipe.dpo is not None
+    imitation, tokens = 0.0, 0
     sides = ("chosen_ids", "rejected_ids")
     for row in dpo_rows(recipe.eval_data, TOKENIZER, max_tokens=500, chat=False)[0]:
         ours, theirs = ([logprob(network, row, side) for side in sides] for network in (policy, reference))
         lengths = torch.tensor([[len(row[side]) for side in sides]])
         loss = preference_loss(recipe.dpo, torch.tensor([ours]) - torch.tensor([theirs]), lengths)
-        losses.append(float(loss) - recipe.dpo.sft_weight * ours[0] / len(row["chosen_ids"]))
+        losses.append(float(loss))
+        imitation, tokens = imitation - ours[0], tokens + len(row["chosen_ids"])  # averaged over tokens, as by TRL
         right.append(ours[0] > ours[1])
-    return sum(losses) / len(losses), sum(right) / len(right)
+    loss = sum(losses) / len(losses) + recipe.dpo.sft_weight * imitation / tokens
+    return loss, sum(right) / len(right)
 
 
 @pytest.mark.slow
@@ -102,7 +105,7 @@ def test_keeps_the_weights_of_the_best_evaluation(work: Path, tmp_path: Path, la
 @pytest.mark.parametrize("layout", ["packed", "pairs"])
 def test_killed_run_keeps_the_same_weights(work: Path, tmp_path: Path, layout: str, monkeypatch):
     """Killed after the best step, so that its checkpoint must outlive the later ones. The adapters are merged."""
-    keys = LAYOUTS[layout] | {"lora": LoraRecipe(r=2), "save_steps": 1, "epochs": 4}
+    keys = LAYOUTS[layout] | {"lora": LoraRecipe(r=2, merge=True), "save_steps": 1, "epochs": 4}
     whole = train(recipe_for(work, tmp_path / "whole", **keys))
     assert whole.kept_step is not None and whole.kept_step + 3 < whole.steps
     killed = recipe_for(work, tmp_path / "killed", **keys)
