@@ -58,7 +58,7 @@ def load_adapter(base: PreTrainedModel, model: str, adapter: str, **options: Any
     ``options`` are those of PEFT's ``load_adapter``. Raises UserError if the adapter was trained on another
     architecture.
     """
-    config = PeftConfig.from_pretrained(adapter)
+    config: Any = PeftConfig.from_pretrained(adapter)
     config.lora_dropout = options.pop("dropout", 0.0)
     config.inference_mode = not options.get("is_trainable", False)
     try:
@@ -132,7 +132,9 @@ def _untie(base: Any) -> None:
     """
     layers = [base.get_input_embeddings(), base.get_output_embeddings()]
     if any(isinstance(layer, BaseTunerLayer) for layer in layers):
-        parts = [layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer for layer in layers]
+        parts: list[Any] = [
+            layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer for layer in layers
+        ]
         if _shared(*parts):
             parts[1].weight = torch.nn.Parameter(parts[1].weight.detach().clone())
 
@@ -184,7 +186,8 @@ def merge(model: str, adapter: str, output: Path, dtype: str = "auto", force: bo
     logging.disable_progress_bar()
     tokenizer = load_tokenizer(adapter if (Path(adapter) / "tokenizer.json").is_file() else model)
     saved = _saved_type(model) if dtype == "auto" else getattr(torch, dtype)
-    merged, share = load_merged(model, adapter, saved)
+    loaded, share = load_merged(model, adapter, saved)
+    merged: Any = loaded
     if share < LEAST and not force:
         raise UserError(
             f"adapter {adapter}: {_name(saved)} keeps {share:.1%} of what it learned, because its update is "
@@ -199,7 +202,7 @@ def merge(model: str, adapter: str, output: Path, dtype: str = "auto", force: bo
         tokenizer.save_pretrained(temporary)
         write_merged_card(temporary, model, Path(adapter), _name(saved), share)
         expected = _logits(merged.float())
-        del merged
+        del merged, loaded
         attention = exact_attention(AutoConfig.from_pretrained(temporary))
         written = AutoModelForCausalLM.from_pretrained(temporary, dtype=torch.float32, **attention)
         _require_same(adapter, _logits(written.eval()), expected, expected)
@@ -225,7 +228,7 @@ def valid_generation(model: Any) -> None:
 
     Some released models have values for sampling although they do not sample, where the values have no effect.
     """
-    inner = model.get_base_model() if isinstance(model, PeftModel) else model
+    inner: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     if (settings := getattr(inner, "generation_config", None)) is None:
         return
     try:

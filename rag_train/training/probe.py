@@ -96,7 +96,8 @@ def require_trees(model: Any, half: bool) -> None:
         problem = _problem(model, path_logits, half)
     model.train(training)
     if problem:
-        kind = extract_model_from_parallel(model).config.model_type
+        inner: Any = extract_model_from_parallel(model)
+        kind = inner.config.model_type
         raise UserError(f"model of type {kind}: rollouts cannot share rows ({problem}); set rl.layout=rollouts")
 
 
@@ -128,7 +129,7 @@ def _problem(model: Any, logits: Logits, half: bool) -> str | None:
     The row has two documents that begin alike, as trees do, and one of their own in front of them.
     """
     inner: Any = extract_model_from_parallel(model)
-    device = PartialState().device
+    device: Any = PartialState().device
     few = min(1000, inner.config.get_text_config().vocab_size)
     parts = torch.randint(few // 8, few, (4, 24), generator=torch.Generator().manual_seed(0)).tolist()
     first, common, one, other = parts[0], parts[1][:12], parts[2][:8], parts[3][:8]

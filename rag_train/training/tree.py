@@ -373,6 +373,7 @@ def path_logprobs(
     last: torch.Tensor,
     at: torch.Tensor,
     targets: torch.Tensor,
+    *,
     logits: Callable[..., torch.Tensor] = path_logits,
 ) -> torch.Tensor:
     """Return the log-probability of each of ``targets``, predicted at the index ``at``; both have shape (N,).

@@ -98,7 +98,7 @@ class VLLMPolicy:
             if not isinstance(model, PeftModel):
                 model.save_pretrained(place)
             elif serves_adapters():
-                model.save_pretrained(place, selected_adapters=["default"])  # not the reference of rl.kl
+                model.save_pretrained(str(place), selected_adapters=["default"])  # not the reference of rl.kl
             else:  # in fp32: bf16 would take small updates away
                 copy.deepcopy(model).float().merge_and_unload().save_pretrained(place)
         state.wait_for_everyone()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +20,15 @@ from support.training import TOKENIZER, recipe_in, sft_record, write
 from transformers import AutoModelForCausalLM
 
 from rag_train.errors import UserError
-from rag_train.llm.checkpoint import check_adapter, load_tokenizer
+from rag_train.llm.base import Completion, Sampling
+from rag_train.llm.checkpoint import base_of, check_adapter, load_tokenizer
+from rag_train.llm.engines import EngineConfig, open_engine
 from rag_train.miniworld.pretrain import PretrainConfig, build_model
 from rag_train.training.card import write_card, write_merged_card
 from rag_train.training.merge import merge
-from rag_train.training.recipe import LoraRecipe
+from rag_train.training.recipe import DPORecipe, LoraRecipe
 from rag_train.training.result import TrainResult
-from rag_train.training.run import train
+from rag_train.training.run import load_data, train
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +64,146 @@ def test_merged_adapter_equals_model_merged_by_training(work: Path, runs: Path, 
     assert {weight.dtype for weight in load_file(tmp_path / "half" / "model.safetensors").values()} == {
         torch.bfloat16
     }
+
+
+@torch.no_grad()
+def margin(model: Any, rows: Any) -> float:
+    """Return the mean difference of the log-probabilities of the chosen and the rejected snippets."""
+
+    def logprob(prompt: list[int], snippet: list[int]) -> float:
+        logprobs = model(torch.tensor([prompt + snippet])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        return float(logprobs.gather(1, torch.tensor(snippet)[:, None]).sum())
+
+    sides = [[logprob(row["prompt_ids"], row[side]) for side in ("chosen_ids", "rejected_ids")] for row in rows]
+    return sum(chosen - rejected for chosen, rejected in sides) / len(sides)
+
+
+@pytest.mark.slow
+def test_a_small_update_is_kept_by_the_adapter_and_refused_by_a_merge_in_bf16(work: Path, tmp_path: Path, capsys):
+    """A run that was to merge ends with the adapter; its margin is that of a merge in fp32, and bf16 has little."""
+    torch.manual_seed(0)
+    sizes = PretrainConfig(hidden_size=64, layers=2, heads=4, intermediate_size=128)
+    build_model(sizes, TOKENIZER).bfloat16().save_pretrained(tmp_path / "model")
+    TOKENIZER.save_pretrained(tmp_path / "model")
+    base, output = str(tmp_path / "model"), tmp_path / "out"
+    keys: dict[str, Any] = {"model": base, "stage": "dpo", "lr": 1e-6, "epochs": 8, "precision": "fp32"}
+    recipe = recipe_in(work, output, **keys, lora=LoraRecipe(merge=True))
+    with pytest.raises(UserError, match=r"holds the adapter, .*bfloat16 keeps \d.*% of what it learned.*--dtype f"):
+        train(recipe)
+    assert train(recipe).already_finished and not list(output.glob("checkpoints"))
+    assert ModelCard((output / "README.md").read_text()).data.library_name == "peft"
+
+    with pytest.raises(UserError, match=r"bfloat16 keeps .*; --force merges nevertheless") as refused:
+        merge(base, str(output), tmp_path / "half")
+    assert str(output) in str(refused.value) and not (tmp_path / "half").exists()
+    share = merge(base, str(output), tmp_path / "half", force=True)
+    assert merge(base, str(output), tmp_path / "whole", dtype="float32") > 0.999
+    assert f"bfloat16 keeps {share:.1%} of the adapter's update" in (tmp_path / "half/README.md").read_text()
+
+    _, rows, _ = load_data(recipe)
+    before = margin(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), rows)
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), output)
+    gain = margin(adapted, rows) - before
+    half, whole = (
+        margin(AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32), rows) - before
+        for name in ("half", "whole")
+    )
+    assert gain > 0 and whole == pytest.approx(gain, rel=0.02)
+    assert share < 0.9 and half / gain == pytest.approx(share, abs=0.05)  # what is measured is what is lost
+
+
+TIED: list[dict[str, Any]] = [
+    {"target_modules": ["lm_head"]},
+    {"target_modules": ["embed_tokens"]},
+    {"target_modules": ["embed_tokens", "lm_head", "q_proj"]},
+    {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+    {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+    {"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True},
+    {"target_modules": ["q_proj"], "trainable_token_indices": [5, 6]},
+    {"target_modules": ["q_proj"], "use_dora": True},
+]
+
+
+@pytest.mark.parametrize("keys", TIED, ids=str)
+def test_a_model_with_tied_embeddings_stays_the_model_that_was_trained(work: Path, tmp_path: Path, keys: dict):
+    base = AutoModelForCausalLM.from_pretrained(work / "model")
+    assert base.get_output_embeddings().weight is base.get_input_embeddings().weight
+    adapted: Any = get_peft_model(base, LoraConfig(r=4, init_lora_weights=False, **keys))
+    for name, weight in adapted.named_parameters():
+        if weight.requires_grad and "lora" not in name:
+            weight.data += 0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    adapted.eval().save_pretrained(str(tmp_path / "adapter"))
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        expected = adapted(ids).logits
+        merge(str(work / "model"), str(tmp_path / "adapter"), tmp_path / "merged")
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+        torch.testing.assert_close(merged(ids).logits, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["pairs", "tree"])
+def test_stage_two_goes_on_with_the_adapter_of_stage_one(work: Path, tmp_path: Path, runs: Path, layout: Any):
+    """The reference is the policy of Stage I, so that the first loss is that of equal policies."""
+    start = runs / "adapter"
+    keys: dict[str, Any] = {"stage": "dpo", "model": str(start), "precision": "fp32", "lr": 1e-3, "batch_size": 8}
+    recipe = recipe_in(work, tmp_path / "out", **keys, lora=LoraRecipe(r=2), dpo=DPORecipe(layout=layout))
+    for lora, problem in (
+        (None, r"is an adapter; set lora\.r=2 to go on training it, or merge"),
+        (LoraRecipe(r=4), r"lora\.r=4: .* is an adapter with 2, which training goes on with; set lora\.r=2"),
+        (LoraRecipe(r=2, target_modules=["q_proj"]), r"set lora\.target_modules=\[down_proj,.*\], or merge"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            train(replace(recipe, lora=lora))
+    result = train(recipe)
+    assert result.losses[0]["loss"] == pytest.approx(math.log(2), abs=1e-3)
+    assert result.losses[-1]["rewards/margins"] > 0
+    config = json.loads((tmp_path / "out/adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(work / "model") and not (tmp_path / "out/ref").exists()
+    first, second = (load_file(path / "adapter_model.safetensors") for path in (start, tmp_path / "out"))
+    assert first.keys() == second.keys()
+    moved = max((second[name] - first[name]).abs().max() for name in first)
+    assert 0 < moved < 0.02  # from where Stage I ended
+    assert recipe_in(work, tmp_path / "out").model in (tmp_path / "out/README.md").read_text()
+
+
+def test_an_adapter_directory_is_served_as_a_model(runs: Path, work: Path):
+    prompt, sampling = "Question: Where was the maker of film 1 born?", Sampling(max_tokens=8, logprobs=1)
+
+    async def written(place: str, adapter: str | None = None) -> Completion:
+        async with open_engine(place, EngineConfig(kind="transformers", dtype="float32")) as engine:
+            return await engine.complete(prompt, replace(sampling, adapter=adapter))
+
+    base, adapter = str(work / "model"), str(runs / "adapter")
+    expected, got, plain = (asyncio.run(written(*each)) for each in ((base, adapter), (adapter,), (base,)))
+    assert got == expected and got.logprobs != plain.logprobs
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({}, "names no base model; write its place as base_model_name_or_path"),
+        ({"base_model_name_or_path": "runs/no/model"}, "its base model runs/no/model is not here; write its place"),
+        ({"base_model_name_or_path": "."}, r"its base model \. is an adapter itself; merge that one first"),
+    ],
+)
+def test_an_adapter_without_its_base_is_refused(tmp_path: Path, monkeypatch, config: dict, problem: str):
+    monkeypatch.chdir(tmp_path)
+    Path("adapter_config.json").write_text(json.dumps({"r": 2} | config))
+    with pytest.raises(UserError, match=problem):
+        base_of(".")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [None, LoraRecipe(r=2, merge=True)])
+def test_a_model_whose_generation_settings_cannot_be_saved_is_trained(work: Path, tmp_path: Path, lora: Any):
+    shutil.copytree(work / "model", tmp_path / "model")
+    settings = {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [7, 8]}
+    (tmp_path / "model/generation_config.json").write_text(json.dumps(settings))
+    train(recipe_in(work, tmp_path / "out", model=str(tmp_path / "model"), epochs=1, lora=lora))
+    saved = json.loads((tmp_path / "out/generation_config.json").read_text())
+    assert 7 in saved["eos_token_id"] and "temperature" not in saved
 
 
 @pytest.mark.parametrize(
@@ -108,7 +254,7 @@ def test_merged_model_has_a_card(work: Path, runs: Path, tmp_path: Path):
     card = ModelCard((tmp_path / "merged/README.md").read_text())
     assert card.data.library_name == "transformers" and "lora" in card.data.tags
     assert json.loads((runs / "adapter/training.json").read_text())["data_sha256"] in card.text
-    write_merged_card(tmp_path, "Qwen/Qwen2.5-7B-Instruct", tmp_path / "without a card")
+    write_merged_card(tmp_path, "Qwen/Qwen2.5-7B-Instruct", tmp_path / "without a card", "bfloat16", 1.0)
     data = ModelCard((tmp_path / "README.md").read_text()).data
     assert (data.base_model, data.base_model_relation) == ("Qwen/Qwen2.5-7B-Instruct", "finetune")
 
@@ -128,7 +274,7 @@ def test_card_says_what_was_learned(work: Path, runs: Path, tmp_path: Path):
 
 def test_card_names_hub_model_that_earlier_stages_started_from(work: Path, runs: Path, tmp_path: Path):
     recipe = recipe_in(work, runs / "model", model="Qwen/Qwen2.5-7B-Instruct")
-    result = replace(train(recipe_in(work, runs / "model", lora=LoraRecipe(r=2))), data={})
+    result = replace(train(recipe_in(work, runs / "model", lora=LoraRecipe(r=2, merge=True))), data={})
     (tmp_path / "second").mkdir()
     write_card(tmp_path, recipe, result)
     assert ModelCard((tmp_path / "README.md").read_text()).data.base_model == recipe.model
