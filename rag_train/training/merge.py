@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from peft import PeftConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import ModulesToSaveWrapper
+from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, logging
 
 from rag_train.errors import UserError
@@ -39,6 +40,10 @@ class Survival:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._kept = self._all = 0.0
+
+    def __bool__(self) -> bool:
+        """Whether anything was updated."""
+        return self._all > 0
 
     def add(self, before: torch.Tensor, after: torch.Tensor) -> None:
         update = after.double() - before.double()
@@ -106,6 +111,29 @@ def load_merged(model: str, adapter: str, dtype: torch.dtype) -> tuple[PreTraine
     valid_generation(merged)
     _require_same(adapter, _logits(merged), expected, before)
     return merged, survival.share
+
+
+def survival_of(trainer: Any, model: str) -> float | None:
+    """Return the share of what a training of all parameters learned that is left in weights saved in bf16.
+
+    DeepSpeed trains fp32 weights and saves the bf16 weights that it computes with. Other trainings save what they
+    train: for them, and if the weights of ``model``, which the training started from, have other names, None is
+    returned. All processes call this.
+    """
+    if not (trainer.is_deepspeed_enabled and trainer.args.bf16):
+        return None
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    survival, files = Survival(torch.bfloat16), {}
+    with ExitStack() as stack:
+        for path in Path(model).glob("*.safetensors"):
+            file = stack.enter_context(safe_open(path, "pt"))
+            files |= dict.fromkeys(file.keys(), file)
+        for name, parameter in trainer.accelerator.unwrap_model(trainer.model).named_parameters():
+            trained = safe_get_full_fp32_param(parameter)
+            if trained is not None and name in files and trainer.is_world_process_zero():
+                survival.add(files[name].get_tensor(name), trained.cpu())
+    return survival.share if survival else None
 
 
 @contextmanager

@@ -421,7 +421,11 @@ def _save_model(
     Also returns the share of the update that the saved weights keep, if it was measured; and why adapters that were
     to be merged are saved as they are, if they are.
     """
-    final = checkpoints / "final"
+    from rag_train.training.merge import merge, survival_of
+
+    final, survived = checkpoints / "final", None
+    if recipe.lora is None and _kept_step(trainer, recipe) == trainer.state.global_step:
+        survived = survival_of(trainer, recipe.model)
     trainer.save_model(str(final))
     if not trainer.is_world_process_zero():
         return final, None, None
@@ -435,7 +439,6 @@ def _save_model(
         from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
         from rag_train.llm.checkpoint import base_of
-        from rag_train.training.merge import merge
 
         unset_hf_deepspeed_config()  # ZeRO-3 would shard the base model over processes that do not take part here
         merged = checkpoints / "merged"
@@ -443,7 +446,7 @@ def _save_model(
             return merged, merge(base_of(recipe.model)[0], str(final), merged), None
         except UserError as error:
             return final, None, str(error).replace(str(final), recipe.output_dir)
-    return final, None, None
+    return final, survived, None
 
 
 def _name_base(config: Path, model: str, commit: str) -> None:

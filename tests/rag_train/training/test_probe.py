@@ -79,9 +79,8 @@ def test_a_row_gives_each_sequence_its_own_log_probabilities(kind: str, half: bo
         logits = proven_logits(model, half, automatic=True)
     assert torch.equal(torch.get_rng_state(), before) and model.training
     assert (logits is path_logits) == (kind in IN_ROWS)
-    assert (f"model of type {kind}: rows of several" in capsys.readouterr().err.replace("\n", " ")) == (
-        kind in ALONE
-    )
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert (f"model of type {kind}: rows of several" in said) == (kind in ALONE)
 
     sequences = [torch.randint(3, 64, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (30, 9)]
     sequences.append(sequences[0][:20] + sequences[1])
@@ -99,9 +98,9 @@ def test_a_row_gives_each_sequence_its_own_log_probabilities(kind: str, half: bo
 @pytest.mark.parametrize("kind", LEAKS)
 def test_a_sequence_that_sees_another_one_is_found(kind: str, half: bool):
     model = tiny(kind, tree.SLICED)
-    with torch.autocast("cpu", torch.bfloat16, enabled=half):
-        with pytest.raises(UserError, match=f"type {kind}: rollouts cannot share rows .*; set rl.layout=rollouts"):
-            require_trees(model, half)
+    problem = pytest.raises(UserError, match=f"type {kind}: rollouts cannot share rows .*; set rl.layout=rollouts")
+    with torch.autocast("cpu", torch.bfloat16, enabled=half), problem:
+        require_trees(model, half)
 
 
 @pytest.mark.parametrize("stage", ["sft", "dpo"])

@@ -76,7 +76,7 @@ def test_zero3_trains_as_the_recipes_of_deeprag_do(work: Path, tmp_path: Path, k
     pytest.importorskip("deepspeed")
     make = sft_record if keys["stage"] == "sft" else pair
     held_out = write(tmp_path / "held_out.jsonl", [make(i) for i in range(100, 105)])
-    keys = keys | {"eval_data": held_out, "eval_steps": 1, "keep": "best", "epochs": 2, "lr": 1e-3}
+    keys = keys | {"eval_data": held_out, "eval_steps": 1, "epochs": 2, "lr": 1e-3}
     recipe = recipe_in(work, tmp_path / "two", gradient_checkpointing=True, **keys)
     assert recipe.precision == "bf16"
     one = train(replace(recipe, output_dir=str(tmp_path / "one")))
@@ -87,3 +87,5 @@ def test_zero3_trains_as_the_recipes_of_deeprag_do(work: Path, tmp_path: Path, k
     assert ours == pytest.approx(theirs, rel=0.05)
     weights = load_file(tmp_path / "two" / "model.safetensors")
     assert {str(weight.dtype) for weight in weights.values()} == {"torch.bfloat16"}
+    assert one.survived is None and 0.5 < two["survived"] < 1.5  # of the update that the fp32 weights have
+    assert f"saved weights keep | {two['survived']:.1%} |" in (tmp_path / "two/README.md").read_text()
