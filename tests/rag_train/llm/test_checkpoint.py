@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 from support.training import TEMPLATE, build_tokenizer
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
+from transformers import Gemma3TextConfig, PreTrainedTokenizerFast
 
+from rag_train.errors import UserError
 from rag_train.formats.prompting import as_turn
-from rag_train.llm.checkpoint import encode, load_tokenizer
+from rag_train.llm.checkpoint import check_checkpoint, encode, load_tokenizer, vocabulary
 from rag_train.llm.control import MARK
 from rag_train.schema import Segment
 from rag_train.training.masking import IGNORE, encode_segments
@@ -47,3 +50,37 @@ def test_thinking_is_a_switch_of_the_chat_template(thinking: bool | None, turn: 
     tokenizer.chat_template = TEMPLATE + "{% if enable_thinking is defined and not enable_thinking %}-{% endif %}"
     tokenizer.save_pretrained(tmp_path)
     assert as_turn(load_tokenizer(str(tmp_path), thinking), "q") == turn
+
+
+@pytest.mark.parametrize(
+    ("special", "eos", "template", "fits"),
+    [
+        (True, "<|end|>", None, True),
+        (False, "<|end|>", None, False),  # from a text
+        (True, "<image>", None, False),
+        (True, "<|end|>", "{{ '<image>' }}", False),
+    ],
+)
+def test_a_token_beyond_the_vocabulary_must_not_come_into_a_prompt(
+    work: Path, tmp_path: Path, special: bool, eos: str, template: str | None, fits: bool
+):
+    """Gemma 3 of a billion parameters has a token for images, which its vocabulary ends before."""
+    shutil.copytree(work / "model", tmp_path / "model")
+    tokenizer = load_tokenizer(str(tmp_path / "model"))
+    fill = [f"<{i}>" for i in range(vocabulary(str(work / "model")) - len(tokenizer))]
+    tokenizer.add_tokens(fill)
+    tokenizer.add_tokens(["<image>"], special_tokens=special)
+    tokenizer.eos_token, tokenizer.chat_template = eos, template
+    tokenizer.save_pretrained(tmp_path / "model")
+    if fits:
+        check_checkpoint(str(tmp_path / "model"))
+    else:
+        with pytest.raises(UserError, match="the tokenizer has 321 tokens, but the model's vocabulary has 320"):
+            check_checkpoint(str(tmp_path / "model"))
+
+
+def test_the_vocabulary_is_that_of_the_text_model(tmp_path: Path):
+    """Released configurations of models with images nest it, and leave it out where it is the default."""
+    for text, size in (({"vocab_size": 300}, 300), ({}, Gemma3TextConfig().vocab_size)):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
+        assert vocabulary(str(tmp_path)) == size

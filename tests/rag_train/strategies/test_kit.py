@@ -128,6 +128,13 @@ def test_adapters_are_the_main_models(started: Started, tmp_path: Path) -> None:
         written(f"revelator={tmp_path},dtype=float32")
 
 
+def test_an_adapter_of_another_model_has_its_own_engine(started: Started, tmp_path: Path) -> None:
+    """On the main model it would be another model, without a word."""
+    (tmp_path / "adapter_config.json").write_text('{"r": 4, "base_model_name_or_path": "some/model"}')
+    written(f"revelator={tmp_path}", engine="vllm")
+    assert [place for place, _ in started.engines] == ["main", str(tmp_path)]
+
+
 @pytest.mark.parametrize(
     ("role", "message"),
     [

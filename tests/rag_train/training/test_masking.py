@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.training import TOKENIZER, stretches, write
+from support.training import TOKENIZER, sft_record, stretches, write
 
 from rag_train.errors import UserError
 from rag_train.schema import Segment, SFTRecord
@@ -60,6 +60,22 @@ def test_truncated_example_ends_with_trained_segment(
     assert report.untrained == len(records) - len(trained)
     assert report.tokens == sum(len(row["input_ids"]) for row in rows)
     assert report.trained_tokens == sum(label != IGNORE for row in rows for label in row["labels"])
+
+
+def test_an_example_without_a_trained_token_is_left_out_and_counted(tmp_path: Path):
+    """Packed rows had no place for its loss, and padded ones counted a loss of 0."""
+    segments = [Segment(text="Why?", trained=False), Segment(text="", trained=True)]
+    empty = SFTRecord(id="0", prompt="", completion="Why?", segments=segments, source="gold", complete=False)
+    first = [
+        Segment(text="W", trained=True),
+        Segment(text="hy?", trained=False),
+    ]  # nothing predicts it
+    unseen = empty.model_copy(update={"id": "1", "segments": first})
+    path = write(tmp_path / "sft.jsonl", [empty, unseen, sft_record(2)])
+    rows, report = sft_rows(path, TOKENIZER, max_tokens=500, chat=False)
+    assert (len(rows), report.examples, report.untrained) == (1, 1, 2)
+    with pytest.raises(UserError, match=r"no example is left \(2 without a trained token, 0 longer"):
+        sft_rows(write(tmp_path / "none.jsonl", [empty, unseen]), TOKENIZER, max_tokens=500, chat=False)
 
 
 def _longest(record: SFTRecord, max_tokens: int) -> tuple[int, bool] | None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from support.training import MODELS, SMALL, recipe_in
+from support.training import MODELS, SMALL, TOKENIZER, recipe_in
 from torch.nn.attention.flex_attention import create_mask
 from transformers import (
     Gemma2Config,
@@ -38,12 +38,13 @@ from transformers import (
 )
 
 from rag_train.errors import UserError
+from rag_train.llm.transformers import TransformersEngine
 from rag_train.recipe import save_recipe
 from rag_train.training import sft
 from rag_train.training.masking import IGNORE
 from rag_train.training.packing import pack
 from rag_train.training.recipe import LoraRecipe, SFTRecipe
-from rag_train.training.run import train
+from rag_train.training.run import build_trainer, load_data, train
 from rag_train.training.sft import packed_rows
 from rag_train.training.tree import (
     SLICE,
@@ -250,6 +251,29 @@ def test_automatic_attention_falls_back_with_a_line(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("rag_train.training.tree._try_flex_attention", fails)
     assert (attention_for_trees(plain), attention_for_trees(capped)) == ("sdpa", SLICED)
     assert "attention: sdpa, because FlexAttention failed here: no Triton\n" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_capped_scores_stay_capped_where_rows_are_padded(work: Path, tmp_path: Path):
+    """PyTorch's fused kernel, which transformers takes by default, leaves the cap out."""
+    keys = SHAPES["gemma2"][2] | {"vocab_size": 320, "query_pre_attn_scalar": 1, "attn_logit_softcapping": 0.5}
+    torch.manual_seed(0)
+    Gemma2ForCausalLM(Gemma2Config(**(SMALL | keys))).save_pretrained(tmp_path / "model")
+    TOKENIZER.save_pretrained(tmp_path / "model")
+    recipe = recipe_in(work, tmp_path / "out", model=str(tmp_path / "model"), precision="fp32")
+    tokenizer, rows, _ = load_data(recipe)
+    trained = build_trainer(recipe, rows, tokenizer, tmp_path / "checkpoints").model.eval()
+    served = TransformersEngine.start(str(tmp_path / "model"), dtype="float32").model
+    exact, fused = (
+        Gemma2ForCausalLM.from_pretrained(tmp_path / "model", attn_implementation=name)
+        for name in ("eager", "sdpa")
+    )
+    ids = torch.tensor([rows[0]["input_ids"]])
+    with torch.no_grad():
+        expected = exact(ids).logits
+        assert (fused(ids).logits - expected).abs().max() > 0.1
+        for model in (trained, served):
+            torch.testing.assert_close(model(ids).logits, expected)
 
 
 LLAMA = small_model("llama", SLICED).eval()
