@@ -226,7 +226,7 @@ class Patience:
                 waited += own.lost
                 if len(so_far.calls) > calls:
                     waited, wait, calls = own.lost, FIRST_WAIT, len(so_far.calls)
-                if waited >= self.seconds or self.over.is_set():
+                if waited + error.wait >= self.seconds or self.over.is_set():
                     raise
                 await self._wait(min(wait, self.seconds - waited), error)
                 waited, wait = waited + wait, min(2 * wait, LONGEST_WAIT)

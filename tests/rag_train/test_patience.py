@@ -98,6 +98,20 @@ def test_an_item_without_progress_is_given_up_after_the_patience() -> None:
     assert 50 <= seconds <= 150
 
 
+def test_an_item_is_given_up_at_once_if_the_service_asks_for_a_longer_wait() -> None:
+    async def main() -> None:
+        error = ServiceError("a day")
+        error.wait = 86_400.0
+
+        async def work() -> None:
+            raise error
+
+        with pytest.raises(ServiceError, match="a day"):
+            await Patience(100.0, 1).complete(work, Kept())
+
+    assert simulated(main())[1] == 0.0
+
+
 def test_the_run_ends_when_as_many_items_as_are_in_progress_stay_open_in_a_row() -> None:
     async def fails() -> None:
         raise EngineError("down")
