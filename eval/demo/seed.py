@@ -102,33 +102,33 @@ class Seed:
             instructed: names of the strategies whose prompts begin with the method's instruction.
             sample: smaller numbers of questions, by the name of the strategy.
         """
-        for strategy in strategies:
-            name = strategy.partition(",")[0]
-            asked = self.world.asked[: (sample or {}).get(name)]
-            kept = Answers(self.folder / "answers", strategy, {"weights": weights_sha256(str(model))})
+        with self.step(f"answering, {stage}"):
+            for strategy in strategies:
+                name = strategy.partition(",")[0]
+                asked = self.world.asked[: (sample or {}).get(name)]
+                kept = Answers(self.folder / "answers", strategy, {"weights": weights_sha256(str(model))})
 
-            def kit(llm: LLM, name: str = name) -> Kit:
-                return Kit(
-                    llm, self.retriever, passages, instructions=name in instructed, retrievers=self.retrievers
-                )
+                def kit(llm: LLM, name: str = name) -> Kit:
+                    return Kit(
+                        llm, self.retriever, passages, instructions=name in instructed, retrievers=self.retrievers
+                    )
 
-            with self.step(f"answering, {stage}"):
                 if needs_attention(strategy) and kept.missing(asked):
                     async with aclosing(TransformersEngine.start(str(model))) as slow:
                         answers = await kept.ask(kit(slow), asked)
                 else:
                     answers = await kept.ask(kit(engine), asked)
-            self.trajectories[f"{name}, {stage}"] = answers
-            summary = summarize(
-                asked,
-                answers,
-                strategy=name,
-                stage=stage,
-                seed=self.number,
-                cot=self.trajectories.get(f"cot, {FIRST}"),
-                known=self.known if name.startswith("deeprag") else None,
-            )
-            self.runs.append(summary)
+                self.trajectories[f"{name}, {stage}"] = answers
+                summary = summarize(
+                    asked,
+                    answers,
+                    strategy=name,
+                    stage=stage,
+                    seed=self.number,
+                    cot=self.trajectories.get(f"cot, {FIRST}"),
+                    known=self.known if name.startswith("deeprag") else None,
+                )
+                self.runs.append(summary)
 
     async def search(
         self, data: Data, model: Path, engine: LLM, questions: list[Question], **settings: Any
