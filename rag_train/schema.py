@@ -139,6 +139,8 @@ class LLMCall(Record):
     completion_tokens: int
     order: int = 0
     """Number of sequential calls up to and including this call."""
+    cut: bool = False
+    """Whether the token limit cut the text, which is then no answer."""
 
 
 UNPARSED = "did not parse"
@@ -174,6 +176,11 @@ class Trajectory(Record):
     def unparsed(self) -> bool:
         """Whether the text of a module could not be parsed."""
         return any(note.startswith(UNPARSED) for note in self.notes.values())
+
+    @property
+    def cut(self) -> bool:
+        """Whether the token limit cut the text of a module."""
+        return any(call.cut for call in self.calls)
 
     @property
     def critical_path(self) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rag_train.formats.deeprag import question_prompt
 from rag_train.llm.control import MARK, control_tokens, trusted
+from rag_train.llm.thoughts import closed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,7 +29,8 @@ def instruction(name: str) -> str:
 def as_turn(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
     """Return ``prompt`` as the user's turn, up to the beginning of the assistant's turn.
 
-    Without a chat template (a base model), return ``prompt`` itself.
+    Without a chat template (a base model), return ``prompt`` itself. A thought that the template begins is closed,
+    because what follows the prompt is the answer.
     """
     if not tokenizer.chat_template:
         return prompt
@@ -53,7 +55,7 @@ def _turns(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]
         readable, tokenize=False, add_generation_prompt=True, strftime_now=TODAY.strftime
     )
     assert isinstance(text, str)
-    return re.sub(f"{MARK}(\\d+);", lambda match: hidden[int(match[1])], trusted(tokenizer, text))
+    return re.sub(f"{MARK}(\\d+);", lambda match: hidden[int(match[1])], trusted(tokenizer, closed(text)))
 
 
 def task_prompt(question: str, task: str | None) -> str:

@@ -41,7 +41,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Abilities:
-    """What an engine can do. It is found out once, when the engine is opened; the default is all of it."""
+    """What an engine can do. It is found out once, when the engine is opened; the defaults are vLLM's abilities."""
 
     logprobs: bool = True
     """Whether log-probabilities of the written tokens are reported."""
@@ -54,6 +54,8 @@ class Abilities:
     """Whether the model continues a reply that the prompt has begun."""
     thinks: bool = False
     """Whether the model writes its thoughts before the answer. They are not part of `Completion.text`."""
+    attention: bool = False
+    """Whether the engine's ``inspect`` returns attention weights (`rag_train.llm.transformers`)."""
 
 
 class EngineError(ServiceError):
@@ -96,6 +98,16 @@ class Completion:
     """Whether the token limit ended the text."""
     logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     """Alternatives at each token, most probable first; empty if none were requested."""
+
+    @property
+    def whole(self) -> str | None:
+        """The text; None if the token limit cut it, because a text that was cut is no answer, label or plan."""
+        return None if self.truncated else self.text
+
+    @property
+    def whole_lines(self) -> str:
+        """The text without its last line if the token limit cut that line."""
+        return self.text[: self.text.rfind("\n") + 1] if self.truncated else self.text
 
     @property
     def chosen(self) -> tuple[TokenLogprob, ...]:

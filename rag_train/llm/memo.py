@@ -10,6 +10,7 @@ from typing import Any
 
 from rag_train.errors import PromptTooLong
 from rag_train.llm.base import LLM, Completion, Sampling
+from rag_train.llm.thoughts import without_thoughts
 from rag_train.schema import LLMCall
 
 call_depth: ContextVar[int] = ContextVar("call_depth", default=0)
@@ -60,8 +61,11 @@ class CallLog:
         self._made: dict[tuple[str, Sampling], tuple[asyncio.Task[Completion], int]] = {}
         self.calls = [] if calls is None else calls
 
-    async def complete(self, module: str, prompt: str, sampling: Sampling) -> Completion:
+    async def complete(self, module: str, prompt: str, sampling: Sampling, *, thoughts: bool = False) -> Completion:
         """Continue ``prompt``; the call's tokens are counted under ``module``, a part of the strategy.
+
+        Thoughts are taken out of the text (`rag_train.llm.thoughts`), unless ``thoughts`` says that they belong to
+        it, as in Search-R1's transcripts.
 
         Raises:
             PromptTooLong: if the prompt and ``max_tokens`` do not fit the model's context.
@@ -73,28 +77,32 @@ class CallLog:
         call_depth.set(max(call_depth.get(), order))
         conversation.set(self)
         if task is None:
-            task = asyncio.create_task(self._complete(module, prompt, sampling, order))
+            task = asyncio.create_task(self._complete(module, prompt, sampling, order, thoughts))
             self._made[prompt, sampling] = task, order
         return await task
 
-    async def _complete(self, module: str, prompt: str, sampling: Sampling, order: int) -> Completion:
+    async def _complete(
+        self, module: str, prompt: str, sampling: Sampling, order: int, thoughts: bool
+    ) -> Completion:
         """Make the call, unless an earlier attempt at the item completed it, and record it."""
         so_far = kept.get() or Kept()
         key = id(self._llm), prompt, sampling
         known = so_far.completions.get(key)
         completion = known or await self._ask(prompt, sampling)
+        said = completion if thoughts else without_thoughts(completion)
         usage = completion.usage
         call = LLMCall(
             module=module,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             order=order,
+            cut=said.truncated and sampling.max_tokens > 1,  # a call of one token asks for its probabilities only
         )
         self.calls.append(call)
         if known is None:
             so_far.completions[key] = completion
             so_far.calls.append(call)
-        return completion
+        return said
 
     async def _ask(self, prompt: str, sampling: Sampling) -> Completion:
         """Call the engine, and cut what is longer than the token limit allows: a server may ignore the limit."""
