@@ -114,8 +114,11 @@ class TransformersEngine:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name
-        self.abilities = Abilities()
+        self.abilities = Abilities(attention=not model.config.is_encoder_decoder)
         self._max_batch = max_batch
+        self._ends = _ends(model, tokenizer)
+        pad = tokenizer.pad_token_id
+        self._pad = pad if pad is not None else min(self._ends, default=0)  # any token: it is masked
         self._context = _context(model.config, tokenizer)
         self._adapters: dict[str, str] = {}
         self._lock = threading.Lock()  # generating and inspecting both set the model's adapter and attention
@@ -266,8 +269,7 @@ class TransformersEngine:
     ) -> list[Completion]:
         # A decoder continues at the right end; an encoder may number positions from the left.
         side = "right" if self.model.config.is_encoder_decoder else "left"
-        batch = self.tokenizer.pad({"input_ids": prompts}, padding_side=side, return_tensors="pt")
-        batch = batch.to(self.model.device)
+        batch = _padded(prompts, self._pad, side, self.model.device)
         seeded = [seed for seed in seeds if seed is not None] if sampling.temperature else []
         greedy = sampling.temperature == 0 or bool(seeded)
         recorder = Recorder(sampling.temperature, sampling.logprobs)
@@ -283,7 +285,7 @@ class TransformersEngine:
             stop_strings=list(sampling.stop) or None,
             tokenizer=self.tokenizer,
             logits_processor=[*recorders, *self._guide(sampling), *self._noise(sampling, seeded)],
-            pad_token_id=self.tokenizer.pad_token_id,
+            pad_token_id=self._pad,
         )
         # The output begins with the prompt; that of an encoder-decoder begins with its start token.
         begin = 1 if self.model.config.is_encoder_decoder else batch["input_ids"].shape[1]
@@ -293,9 +295,8 @@ class TransformersEngine:
     def _completion(
         self, prompt_tokens: int, ids: list[int], sampling: Sampling, recorded: list[list[tuple[int, float]]]
     ) -> Completion:
-        eos = self.tokenizer.eos_token_id
-        ended = eos in ids
-        ids = ids[: ids.index(eos) + 1] if ended else ids
+        end = next((i for i, token in enumerate(ids, 1) if token in self._ends), None)
+        ids = ids[:end]
         text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
         found = [(text.index(stop), stop) for stop in sampling.stop if stop in text]
         cut, stop = min(found, default=(len(text), None))
@@ -306,7 +307,7 @@ class TransformersEngine:
             token_ids=tuple(ids),
             usage=Usage(prompt_tokens, len(ids)),
             stop=stop,
-            truncated=not ended and stop is None,
+            truncated=end is None and stop is None,
             logprobs=tuple(self._alternatives(step) for step, _ in zip(recorded, ids, strict=False)),
         )
 
@@ -354,6 +355,25 @@ class TransformersEngine:
 def _batch_key(sampling: Sampling) -> tuple[bool, Sampling]:
     """Return what the calls of a batch have in common: everything but the seed, which all of them have or none."""
     return sampling.seed is None, replace(sampling, seed=None)
+
+
+def _padded(prompts: list[list[int]], pad: int, side: str, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the prompts as a batch, padded at one side. It takes no padding token: many base models have none."""
+    width = max(map(len, prompts))
+
+    def rows(lists: list[list[int]], fill: int) -> torch.Tensor:
+        gaps = ([fill] * (width - len(each)) for each in lists)
+        padded = [gap + ids if side == "left" else ids + gap for gap, ids in zip(gaps, lists, strict=True)]
+        return torch.tensor(padded, dtype=torch.long, device=device)
+
+    return {"input_ids": rows(prompts, pad), "attention_mask": rows([[1] * len(ids) for ids in prompts], 0)}
+
+
+def _ends(model: Any, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the tokens that end a text: the tokenizer's, and those of the model's turns in chat."""
+    own = model.generation_config.eos_token_id if model.generation_config else None
+    ends = [*(own if isinstance(own, list) else [own]), tokenizer.eos_token_id]
+    return {token for token in ends if token is not None}
 
 
 def _context(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> float:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag_train.llm.base import Completion, Sampling
+from rag_train.llm.checkpoint import load_tokenizer
 from rag_train.llm.transformers import SeededNoise, TransformersEngine
 
 PROMPTS = ["Question: who?\n", "Follow up: when was it?\n", "x"]
@@ -44,6 +45,24 @@ def test_log_probabilities_are_those_at_the_temperature(work: Path):
         logits = engine.model(torch.tensor([[*ids, *drawn.token_ids]])).logits[0, len(ids) - 1 : -1]
     wanted = torch.log_softmax(logits / 0.8, -1).gather(1, torch.tensor(drawn.token_ids)[:, None])[:, 0]
     assert [token.logprob for token in drawn.chosen] == pytest.approx(wanted.tolist(), abs=1e-4)
+
+
+def test_prompts_are_padded_without_a_padding_token(work: Path):
+    engine = TransformersEngine.start(str(work / "model"), dtype="float32")
+    padded = complete(engine, PROMPTS, [0, 1, 2])
+    tokenizer = load_tokenizer(str(work / "model"))
+    tokenizer.pad_token = None
+    bare = TransformersEngine(engine.model, tokenizer, "bare")
+    assert complete(bare, PROMPTS, [0, 1, 2]) == padded
+
+
+def test_a_text_that_any_end_of_the_model_ends_is_whole(work: Path):
+    engine = TransformersEngine.start(str(work / "model"), dtype="float32")
+    [cut] = complete(engine, PROMPTS[:1], [0])
+    assert cut.truncated and cut.token_ids[2] not in cut.token_ids[:2]
+    engine.model.generation_config.eos_token_id = [engine.tokenizer.eos_token_id, cut.token_ids[2]]
+    [whole] = complete(TransformersEngine(engine.model, engine.tokenizer, "ends"), PROMPTS[:1], [0])
+    assert not whole.truncated and whole.token_ids == cut.token_ids[:3]
 
 
 @pytest.mark.slow
