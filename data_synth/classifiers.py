@@ -81,7 +81,7 @@ class Labelled(Question):
     kind: Kind = "answered"
     right: Mapping[str, bool] = Field(default_factory=dict)
     refused: str = ""
-    """Why a run did not answer the question; empty if all runs did."""
+    """Why a run did not answer the question, such as an answer that was cut; empty if all runs did."""
 
 
 def complexity(question: Labelled) -> str:
@@ -134,7 +134,7 @@ def _record(question: Question, task: Task, text: str, label: str, place: str, i
 
 
 async def synthesize_classifier(method: Method, recipe: ClassifierRecipe, shard: Shard = WHOLE) -> Summary:
-    """Write the labels, and say which classes have none.
+    """Write the labels, and say which classes have none. A question with an answer that was cut is rejected.
 
     Raises UserError if a run has no file or no trajectory for a question.
     """
@@ -175,14 +175,19 @@ def labelled_questions(method: Method, recipe: ClassifierRecipe) -> list[Labelle
     for i, path in enumerate(recipe.questions):
         answers = {name: _answers(files[i]) for name, files in runs.items() if files}
         for question, original in zip(by_file[path], load_questions(path, unanswerable="skip"), strict=True):
-            found = {name: _answer(runs[name][i], of, original) for name, of in answers.items()}
-            right = {
-                name: exact_match(each.answer, original.answers, rules_of(original)) for name, each in found.items()
-            }
-            refused = (f"{name} refused ({each.refused})" for name, each in found.items() if each.error is not None)
-            out.append(Labelled(**dict(question), right=right, refused=next(refused, "")))
+            given = {name: _answer(runs[name][i], of, original) for name, of in answers.items()}
+            out.append(labelled(question, given))
     out += [Labelled(**dict(question), kind=kind) for path, kind in others.items() for question in by_file[path]]
     return out
+
+
+def labelled(question: Question, given: Mapping[str, Trajectory]) -> Labelled:
+    """Return a question with what each run made of it."""
+    rules = rules_of(question)
+    right = {name: exact_match(each.answer, question.answers, rules) for name, each in given.items()}
+    refused = [f"{name} refused ({each.refused})" for name, each in given.items() if each.error is not None]
+    refused += ["cut" for each in given.values() if each.answer is None and each.cut]
+    return Labelled(**dict(question), right=right, refused=next(iter(refused), ""))
 
 
 def _answer(path: Path, answers: Mapping[str, Trajectory], question: Question) -> Trajectory:

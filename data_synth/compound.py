@@ -29,7 +29,7 @@ from rag_train.resumable import WHOLE, Outcome, Rejected, Shard, Summary, cost, 
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.corpus import PassageStore
 from rag_train.schema import GoldStep, Passage, Question, Record
-from rag_train.strategies.base import Kit, Run, together
+from rag_train.strategies.base import Ask, Kit, Run, together
 from rag_train.strategies.hanrag import HANRAG
 
 Split = Literal["train", "dev", "test"]
@@ -42,8 +42,8 @@ class Pair(BaseModel):
     Answer: str
 
 
-ASK = Task("compound_ask", "Output:", Pair, max_tokens=128)
-COMBINE = Task("compound_combine", "Compound Question:", max_tokens=128)
+ASK = Task("compound_ask", "Output:", Pair)
+COMBINE = Task("compound_combine", "Compound Question:")
 
 
 def ask_fields(entity: str, document: Passage) -> Fields:
@@ -66,6 +66,9 @@ class CompoundRecipe:
     """JSON Lines file to write; each split is also written alone, to <name>.train.jsonl and so on."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Engine that serves the teacher."""
+    max_tokens: Count | None = None
+    """Maximum number of tokens of a text that the teacher writes; null: the limit of each kind of text. What the
+    limit cuts is rejected."""
     entities: Count = 10_000
     """Number of titles drawn at random from the index."""
     documents: Count = 10
@@ -139,15 +142,16 @@ def _write_splits(output: Path) -> None:
 async def compose(entity: Entity, recipe: CompoundRecipe, teacher: Kit) -> Outcome:
     """Make the entity's compound questions; unusable texts of the teacher are rejected with the reason."""
     # The run makes and records the teacher's calls; no question is answered.
-    run = Run(HANRAG(teacher), Question(id=entity.id, question=entity.name, answers=["-"]))
+    asked = Question(id=entity.id, question=entity.name, answers=["-"])
+    run = Run(HANRAG(teacher, max_tokens=recipe.max_tokens), asked)
     rejected: list[Rejected] = []
     passages = await run.search(entity.name, recipe.documents)
     documents = [p for p in passages if contains(f"{p.title} {p.text}", [entity.name])]
-    written = await together(run.ask(ASK, ask_fields(entity.name, document)) for document in documents)
+    written = await together(run.perform(ASK, ask_fields(entity.name, document)) for document in documents)
     steps: dict[str, GoldStep] = {}
-    for document, pair in zip(documents, written, strict=True):
-        id = f"{entity.id}/{document.id}"
-        if reason := _pair_flaw(pair, entity, document):
+    for document, ask in zip(documents, written, strict=True):
+        id, pair = f"{entity.id}/{document.id}", ask.answer
+        if reason := _pair_flaw(ask, entity, document):
             text = pair.model_dump_json() if pair else ""
             rejected.append(Rejected(id=id, reason=reason, text=text))
         elif normalize(pair.Question) in steps:
@@ -160,13 +164,13 @@ async def compose(entity: Entity, recipe: CompoundRecipe, teacher: Kit) -> Outco
                 entity=entity.name,
             )
     combinations = _combinations(list(steps.values()), recipe, entity)
-    texts = await together(
-        run.ask(COMBINE, combine_fields([step.subquery for step in parts])) for parts in combinations
+    combined = await together(
+        run.perform(COMBINE, combine_fields([step.subquery for step in parts])) for parts in combinations
     )
     questions: dict[str, Question] = {}
-    for n, (parts, text) in enumerate(zip(combinations, texts, strict=True)):
-        id = f"{entity.id}-{n}"
-        if reason := _combination_flaw(text, entity, parts):
+    for n, (parts, ask) in enumerate(zip(combinations, combined, strict=True)):
+        id, text = f"{entity.id}-{n}", ask.answer
+        if reason := _combination_flaw(ask, entity, parts):
             rejected.append(Rejected(id=id, reason=reason, text=text or ""))
         elif normalize(text) in questions:
             rejected.append(Rejected(id=id, reason="asked twice", text=text))
@@ -186,9 +190,10 @@ async def compose(entity: Entity, recipe: CompoundRecipe, teacher: Kit) -> Outco
     return Outcome(list(questions.values()), counts, rejected)
 
 
-def _pair_flaw(pair: Pair | None, entity: Entity, document: Passage) -> str:
+def _pair_flaw(ask: Ask, entity: Entity, document: Passage) -> str:
+    pair: Pair | None = ask.answer
     if pair is None or not pair.Question.strip() or not normalize(pair.Answer):
-        return "did not parse, or empty"
+        return ask.flaw("did not parse, or empty")
     if not contains(document.text, [pair.Answer]):
         return "answer not in the document"
     if len(pair.Answer.split()) > MOST_WORDS:
@@ -196,9 +201,10 @@ def _pair_flaw(pair: Pair | None, entity: Entity, document: Passage) -> str:
     return "" if contains(pair.Question, [entity.name]) else "question does not name the entity"
 
 
-def _combination_flaw(text: str | None, entity: Entity, parts: Sequence[GoldStep]) -> str:
+def _combination_flaw(ask: Ask, entity: Entity, parts: Sequence[GoldStep]) -> str:
+    text: str | None = ask.answer
     if not text:
-        return "did not parse, or empty"
+        return ask.flaw("did not parse, or empty")
     if normalize(text) == "no":
         return "cannot be combined"
     if normalize(text) in {normalize(step.subquery) for step in parts}:

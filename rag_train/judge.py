@@ -11,7 +11,7 @@ from rag_train.llm.base import LLM
 from rag_train.llm.memo import CallLog
 from rag_train.schema import Record
 
-JUDGE = Task("judge", "Right:", Literal["yes", "no"], max_tokens=4)
+JUDGE = Task("judge", "Right:", Literal["yes", "no"])
 
 
 class JudgeInput(Record):
@@ -28,7 +28,7 @@ class JudgeInput(Record):
 
 
 async def verdict(log: CallLog, llm: LLM, answer: JudgeInput) -> bool | None:
-    """Ask ``llm`` whether the answer is right; return None if its reply is neither yes nor no.
+    """Ask ``llm`` whether the answer is right; return None if its reply is neither yes nor no, or cut.
 
     The engine calls are made through ``log``, which has to be a log of ``llm``.
     """
@@ -38,5 +38,5 @@ async def verdict(log: CallLog, llm: LLM, answer: JudgeInput) -> bool | None:
         ("Prediction", answer.prediction),
     ]
     prompt = as_turn(llm.tokenizer, f"{instruction(JUDGE.name)}\n\n{JUDGE.body(fields)}") + JUDGE.lead
-    reply = JUDGE.parse((await log.complete(JUDGE.name, prompt, JUDGE.sampling())).text)
+    reply = JUDGE.parse((await log.complete(JUDGE.name, prompt, JUDGE.sampling())).whole)
     return None if reply is None else reply == "yes"

@@ -96,9 +96,13 @@ class Outcome:
 
 
 def cost(calls: Iterable[LLMCall]) -> dict[str, int]:
-    """Return the counts of engine calls and tokens for an `Outcome`. The progress bar shows the token counts."""
+    """Return the counts of engine calls, tokens and texts that were cut for an `Outcome`.
+
+    The progress bar shows the token counts.
+    """
     calls = list(calls)
-    return {
+    cut = sum(call.cut for call in calls)
+    return ({"cut_texts": cut} if cut else {}) | {
         "engine_calls": len(calls),
         "prompt_tokens": sum(call.prompt_tokens for call in calls),
         "completion_tokens": sum(call.completion_tokens for call in calls),

@@ -37,8 +37,8 @@ class ColdStartConfig:
 
     retrieve_share: float = 0.6
     """Probability that a step retrieves."""
-    max_tokens: int = 24
-    """Maximum length of an answer from parametric knowledge, in tokens."""
+    max_tokens: int = 64
+    """Maximum length of an answer from parametric knowledge, in tokens. One that is longer is left out."""
 
 
 class ColdStart:
@@ -124,10 +124,13 @@ class ColdStart:
         return Step(subquery=gold.subquery, decision=Decision.PARAMETRIC, answer=answer) if answer else None
 
     async def _own_answer(self, log: CallLog, question: str, pool: Mapping[str, str]) -> str:
-        """Return the model's greedy answer after worked examples: the most similar questions of ``pool``."""
+        """Return the model's greedy answer after worked examples, the most similar questions of ``pool``.
+
+        An answer that was cut is empty.
+        """
         prompt = few_shot_prompt(self._llm.tokenizer, _most_similar(question, pool), question)
         sampling = Sampling(max_tokens=self._config.max_tokens, stop=("\n",))
-        return deeprag.one_line((await log.complete("parametric", prompt, sampling)).text)
+        return deeprag.one_line((await log.complete("parametric", prompt, sampling)).whole or "")
 
 
 def _most_similar(question: str, pool: Mapping[str, str]) -> list[tuple[str, str]]:

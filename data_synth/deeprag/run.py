@@ -75,7 +75,8 @@ async def synthesize_with(
 
 def _cold_start_outcome(question: Question, records: Sequence[SFTRecord], calls: Sequence[LLMCall]) -> Outcome:
     if not records:
-        rejected = Rejected(id=question.id, reason="no gold decomposition", text=question.question)
+        reason = "cut" if any(call.cut for call in calls) else "no gold decomposition"
+        rejected = Rejected(id=question.id, reason=reason, text=question.question)
         return Outcome([], cost(calls), [rejected])
     transcripts = [record for record in records if not record.task]
     counts = {"transcripts": len(transcripts), "complete": sum(record.complete for record in transcripts)}
@@ -93,6 +94,8 @@ def _search_outcome(question: Question, result: SearchResult, records: Sequence[
         return Outcome(records, counts)
     if result.best is not None:
         rejected = Rejected(id=question.id, reason="no pair", text=question.question)
+    elif result.root.cut:
+        rejected = Rejected(id=question.id, reason="cut", text=question.question)
     elif result.root.unparsed:
         rejected = Rejected(id=question.id, reason="first line not in the format", text=result.root.unparsed)
     else:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from rag_train.answers import contains, exact_match, rules_of
 from rag_train.errors import Refused
 from rag_train.formats import deeprag
+from rag_train.formats.tasks import LINE_TOKENS
 from rag_train.llm.base import LLM, Sampling
 from rag_train.llm.memo import CallLog
 from rag_train.retrieval.batching import AsyncRetriever
@@ -48,8 +49,8 @@ class SearchConfig:
     Ours."""
     gold_fallback: bool = False
     """If no trajectory is correct, try one more that retrieves at each step and is given the gold passages."""
-    max_tokens: int = 64
-    """Maximum length of a line that the controller writes, in tokens."""
+    max_tokens: int = LINE_TOKENS
+    """Maximum length of a line that the controller writes, in tokens. A line that is longer ends its branch."""
     guided: bool = False
     """Restrict decoding to the format's lines, for models that do not write them by themselves."""
     seed: int = 0
@@ -61,9 +62,9 @@ class Node:
     """A state of the Markov decision process (section 3.1): the steps so far and, once expanded, its children.
 
     ``answer`` is the final answer if the controller ended the trajectory here, and ``correct`` says whether it is
-    accepted. ``unparsed`` is the controller's line if it is neither a subquery nor a final answer. ``refused`` has
-    the reasons of the calls that were refused here. ``children`` are in the order of the queue: parametric answers
-    before retrieved ones.
+    accepted. ``unparsed`` is the controller's line if it is neither a subquery nor a final answer, and ``cut`` says
+    whether it was too long. ``refused`` has the reasons of the calls that were refused here. ``children`` are in the
+    order of the queue: parametric answers before retrieved ones.
     """
 
     steps: tuple[Step, ...] = ()
@@ -72,6 +73,7 @@ class Node:
     correct: bool = False
     unparsed: str = ""
     refused: list[str] = field(default_factory=list)
+    cut: bool = False
     children: list[Node] = field(default_factory=list)
 
     @property
@@ -155,8 +157,8 @@ class TreeSearch:
     async def _expand(self, controller: Controller, question: Question, node: Node) -> None:
         """End at ``node``, or ask a subquery and answer it both ways (lines 6 to 15 of Algorithm 1).
 
-        If the controller writes a malformed line, or the transcript is refused, for example because it has become
-        too long for the model, the node gets no answer and no children.
+        If the controller writes a line that is malformed or too long, or the transcript is refused, for example
+        because it has become too long for the model, the node gets no answer and no children.
 
         Raises:
             Refused: if the question itself is refused.
@@ -167,7 +169,8 @@ class TreeSearch:
             else:
                 move = await controller.next_move(node.steps)
                 node.subquery, node.answer = move.subquery, move.answer
-                node.unparsed = move.text if move == Move(text=move.text) else ""
+                node.unparsed = move.text or "" if move == Move(text=move.text) else ""
+                node.cut = move.text is None
         except Refused as error:
             if not node.steps:
                 raise
@@ -226,6 +229,8 @@ class TreeSearch:
             if move.subquery is None:
                 return None
             answer = await controller.retrieved(node.steps, move.subquery, _readable(question))
+            if not answer:
+                return None
             step = Step(
                 subquery=move.subquery,
                 decision=Decision.RETRIEVE,

@@ -223,6 +223,7 @@ async def _teacher_outcome(question: Question, recipe: DualRAGRecipe, teacher: K
             name="dualrag",
             max_iterations=recipe.max_iterations,
             candidates=recipe.candidates,
+            max_tokens=recipe.max_tokens,
             linker=linker,
         )
         trajectory = await strategy.answer(question)
@@ -236,7 +237,8 @@ async def _teacher_outcome(question: Question, recipe: DualRAGRecipe, teacher: K
         judged = bool(await verdict(CallLog(judge, trajectory.calls), judge, judge_input))
     counts = Counter(cost(trajectory.calls))
     if not correct and not judged:
-        wrong = Rejected(id=question.id, reason="wrong answer", text=trajectory.answer or "")
+        reason = "cut" if trajectory.answer is None and trajectory.cut else "wrong answer"
+        wrong = Rejected(id=question.id, reason=reason, text=trajectory.answer or "")
         return Outcome([], counts, [wrong])
     counts["right" if correct else "right by the judge"] += 1
     records: list[SFTRecord] = []
@@ -246,7 +248,7 @@ async def _teacher_outcome(question: Question, recipe: DualRAGRecipe, teacher: K
             continue
         id, answer = f"{question.id}/{place}", _stripped(ask.answer)
         if not answer:
-            rejected.append(Rejected(id=f"{id}/{ask.task.name}", reason="did not parse, or empty"))
+            rejected.append(Rejected(id=f"{id}/{ask.task.name}", reason=ask.flaw("did not parse, or empty")))
             continue
         if ask.task is dualrag.IDENTIFY:
             answer, links = await linker.link(answer, _known(ask, trajectory))

@@ -165,9 +165,9 @@ async def outcome(
 
     A teacher writes out hops in shorthand (see `written_out`).
     If a teacher judges relevance, the counts say on how many passages it agrees with the annotations. Verdicts that
-    are neither true nor false are rejected.
+    were cut, or are neither true nor false, are rejected.
     """
-    run = Run(HANRAG(teacher), question) if teacher else None
+    run = Run(HANRAG(teacher, max_tokens=recipe.max_tokens), question) if teacher else None
     if run:
         question = await written_out(question, run)
     passages_by_query = await retrieved(retriever, question, recipe.passages)
@@ -179,12 +179,14 @@ async def outcome(
             step = question.decomposition[hop]
             chosen = to_judge(step, passages_by_query[step.subquery])
             fields = [hanrag.relevance_fields(step.subquery, passage) for passage in chosen]
-            judged[hop] = verdicts = await together(run.ask(hanrag.RELEVANT, inputs) for inputs in fields)
-            for passage, verdict in zip(chosen, verdicts, strict=True):
-                counts["judged"] += verdict is not None
-                counts["judged as annotated"] += verdict == ("true" if says([passage], step.short) else "false")
-                if verdict is None:
-                    rejected.append(Rejected(id=f"{question.id}/{passage.id}", reason="neither true nor false"))
+            asks = await together(run.perform(hanrag.RELEVANT, inputs) for inputs in fields)
+            judged[hop] = [ask.answer for ask in asks]
+            for passage, ask in zip(chosen, asks, strict=True):
+                counts["judged"] += ask.answer is not None
+                counts["judged as annotated"] += ask.answer == ("true" if says([passage], step.short) else "false")
+                if ask.answer is None:
+                    reason = ask.flaw("neither true nor false")
+                    rejected.append(Rejected(id=f"{question.id}/{passage.id}", reason=reason))
         counts.update(cost(run.calls))
     tasks = {hanrag.ROUTE.name} if _straightforward(question) else REVELATOR
     records = gold_records(

@@ -96,8 +96,9 @@ async def outcome(
 ) -> Outcome:
     """Make the question's examples, and count the depth of its plan (Table 1).
 
-    A plan that cannot be repaired is rejected with the reason of its PlanError. The counts also give the number of
-    repaired plans (under the name ``mended``) and the edit distance of teacher plans from annotated plans.
+    A plan that was cut or cannot be repaired is rejected with the reason of its PlanError. The counts also give the
+    number of repaired plans (under the name ``mended``) and the edit distance of teacher plans from annotated
+    plans.
     """
     if teacher is None:
         if not question.decomposition:  # without annotations, which differs from a question with the empty plan
@@ -108,15 +109,15 @@ async def outcome(
             made.counts[f"depth {planrag.depth(plan_from_gold(question))}"] = 1
         return made
     task, fields = planrag.PLAN, planrag.plan_fields(question.question)
-    run = Run(PlanRAG(teacher), question)
+    run = Run(PlanRAG(teacher, max_tokens=recipe.max_tokens), question)
     prompt = run.prompt(task.name, task.body(fields), task.lead)
-    text = (await run.complete(task.name, prompt, task.sampling())).text
+    completion = await run.complete(task.name, prompt, task.sampling())
     counts = Counter(cost(run.calls))
     try:
-        written = planrag.read_drafts(text)
+        written = planrag.read_drafts(completion.whole)
         plan = planrag.repair(written, question.question)
     except PlanError as error:
-        return Outcome([], counts, [Rejected(id=question.id, reason=error.reason, text=text)])
+        return Outcome([], counts, [Rejected(id=question.id, reason=error.reason, text=completion.text)])
     drafts = planrag.drafts(plan)
     counts[f"depth {planrag.depth(plan)}"] += 1
     as_written = [

@@ -46,6 +46,9 @@ class TeacherRecipe(GoldRecipe):
     """The teacher model; null: gold annotations only."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Engine that serves the teacher."""
+    max_tokens: Count | None = None
+    """Maximum number of tokens of a text that the teacher writes; null: the limit of each kind of text. What the
+    limit cuts is rejected."""
 
 
 Capability = Literal["reasoner", "entities", "summaries"]

@@ -277,6 +277,7 @@ def _error_notes(runs: Sequence[RunSummary]) -> list[str]:
     return [
         *_note("Questions that were refused, which count as wrong", [run.refusals for run in runs], runs),
         *_note("Questions in which the text of a module did not parse", numbers("unparsed"), runs),
+        *_note("Questions in which a text was cut at max_tokens and not read", numbers("cut"), runs),
         *_note("Questions for which no search found a passage", numbers("nothing_found"), runs),
     ]
 

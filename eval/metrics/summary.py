@@ -72,6 +72,8 @@ class RunSummary(Record):
     """Number of questions that were searched for and for which no passage was found."""
     unparsed: float = 0.0
     """Number of trajectories in which a module's text did not parse."""
+    cut: float = 0.0
+    """Number of trajectories in which the token limit cut a module's text."""
     tokens: dict[str, TokenUse]
     by_hops: list[Hops]
     subqueries: dict[int, float]
@@ -154,6 +156,7 @@ def summarize(
         refused=dict(Counter(t.refused for t in trajectories if t.refused)),
         nothing_found=sum(t.retrievals > 0 and not any(step.passages for step in t.steps) for t in trajectories),
         unparsed=sum(t.unparsed for t in trajectories),
+        cut=sum(t.cut for t in trajectories),
         tokens=token_use(trajectories),
         by_hops=[
             _hops(hops, [s for s in scores if s.hops == hops])
@@ -234,6 +237,7 @@ def _join(runs: Sequence[RunSummary]) -> RunSummary:
         unjudged=_mean_counts([run.unjudged for run in runs]),
         nothing_found=sum(run.nothing_found for run in runs) / n,
         unparsed=sum(run.unparsed for run in runs) / n,
+        cut=sum(run.cut for run in runs) / n,
         tokens=_mean_tokens(runs),
         by_hops=_pooled_hops([run.by_hops for run in runs]),
         subqueries=_mean_shares([run.subqueries for run in runs]),

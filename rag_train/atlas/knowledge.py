@@ -75,19 +75,19 @@ async def measure(atlas: Atlas, facts: Sequence[tuple[str, str]], llm: LLM, outp
     items = [_fact(atlas, llm.tokenizer, subject, relation) for subject, relation in facts]
 
     async def ask(fact: Fact) -> Outcome:
-        samplings = [Sampling(max_tokens=16, stop=("\n",))]
+        samplings = [Sampling(max_tokens=64, stop=("\n",))]
         # Without seeds: vLLM's CPU build dies of a seeded call whose prompt is read in two steps.
-        samplings += [Sampling(max_tokens=16, stop=("\n",), temperature=TEMPERATURE)] * SAMPLES
+        samplings += [Sampling(max_tokens=64, stop=("\n",), temperature=TEMPERATURE)] * SAMPLES
         calls = [(prompt, sampling) for prompt in fact.prompts for sampling in samplings]
         completions = await together(llm.complete(*call) for call in calls)
-        right = sum(contains(completion.text, fact.answers) for completion in completions)
+        right = sum(contains(completion.whole, fact.answers) for completion in completions)
         knowledge = Knowledge(
             subject=fact.subject,
             relation=fact.relation,
             subquery=fact.subquery,
             right=right,
             asked=len(calls),
-            greedy=completions[0].text.strip(),
+            greedy=(completions[0].whole or "").strip(),
         )
         usages = [completion.usage for completion in completions]
         return Outcome([knowledge], cost(LLMCall(module="knowledge", **asdict(usage)) for usage in usages))

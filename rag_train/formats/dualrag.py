@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from rag_train.formats.tasks import Fields, Task
 from rag_train.schema import Passage
@@ -18,8 +18,7 @@ NOTHING = "nothing"
 class Reasoning(BaseModel):
     """Equation 3: the next thought, and the retrieval trigger."""
 
-    # Guided decoding ends the text there, so that the trigger fits into the tokens of `REASON` (2 characters each).
-    thought: str = Field(json_schema_extra={"maxLength": 480})
+    thought: str
     retrieve: bool
 
 
@@ -30,9 +29,9 @@ class Entity(BaseModel):
     queries: list[str]
 
 
-REASON = Task("dualrag_reason", "Reasoner:", Reasoning, max_tokens=256)
-IDENTIFY = Task("dualrag_identify", "Entities:", list[Entity], max_tokens=256)
-SUMMARIZE = Task("dualrag_summarize", "Summary:", max_tokens=128)
+REASON = Task("dualrag_reason", "Reasoner:", Reasoning)
+IDENTIFY = Task("dualrag_identify", "Entities:", list[Entity], max_tokens=1024)
+SUMMARIZE = Task("dualrag_summarize", "Summary:")
 ANSWER = Task("dualrag_answer", "Answer:")
 
 

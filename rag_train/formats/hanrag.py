@@ -23,13 +23,13 @@ class Decomposition(BaseModel):
     decomposition: list[str]
 
 
-ROUTE = Task("hanrag_route", "Type:", Route, max_tokens=12)
-DECOMPOSE = Task("hanrag_decompose", "Decomposition:", Decomposition, max_tokens=256)
+ROUTE = Task("hanrag_route", "Type:", Route)
+DECOMPOSE = Task("hanrag_decompose", "Decomposition:", Decomposition)
 REFINE = Task("hanrag_refine", "Output:")
-RELEVANT = Task("hanrag_relevant", "Relevant:", Literal["true", "false"], max_tokens=4)
-ENDING = Task("hanrag_ending", "Sufficient:", Literal["true", "false"], max_tokens=4)
+RELEVANT = Task("hanrag_relevant", "Relevant:", Literal["true", "false"])
+ENDING = Task("hanrag_ending", "Sufficient:", Literal["true", "false"])
 ANSWER = Task("hanrag_answer", "Answer:")
-COMBINE = Task("hanrag_combine", "Answer:", max_tokens=128)
+COMBINE = Task("hanrag_combine", "Answer:")
 
 
 def query_fields(question: str) -> Fields:

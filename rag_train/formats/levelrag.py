@@ -11,18 +11,18 @@ from rag_train.schema import Passage
 
 YesNo = Literal["yes", "no"]
 
-DECOMPOSE = Task("levelrag_decompose", "Queries:", list[str], max_tokens=192)
-SUMMARIZE = Task("levelrag_summarize", "Answer:", max_tokens=96)
-VERIFY = Task("levelrag_verify", "Sufficient:", YesNo, max_tokens=4)
-SUPPLEMENT = Task("levelrag_supplement", "Queries:", list[str], max_tokens=192)
+DECOMPOSE = Task("levelrag_decompose", "Queries:", list[str])
+SUMMARIZE = Task("levelrag_summarize", "Answer:")
+VERIFY = Task("levelrag_verify", "Sufficient:", YesNo)
+SUPPLEMENT = Task("levelrag_supplement", "Queries:", list[str])
 ANSWER = Task("levelrag_answer", "Answer:")
 
-REWRITE = Task("levelrag_rewrite", "Keywords:", list[str], max_tokens=96)
-SUFFICIENT = Task("levelrag_sufficient", "Sufficient:", YesNo, max_tokens=4)
-EXTEND = Task("levelrag_extend", "Keyword:", max_tokens=16)
-FILTER = Task("levelrag_filter", "Excluded:", max_tokens=16)
-EMPHASIZE = Task("levelrag_emphasize", "Emphasized:", max_tokens=16)
-PSEUDO = Task("levelrag_pseudo", "Passage:", max_tokens=128)
+REWRITE = Task("levelrag_rewrite", "Keywords:", list[str])
+SUFFICIENT = Task("levelrag_sufficient", "Sufficient:", YesNo)
+EXTEND = Task("levelrag_extend", "Keyword:")
+FILTER = Task("levelrag_filter", "Excluded:")
+EMPHASIZE = Task("levelrag_emphasize", "Emphasized:")
+PSEUDO = Task("levelrag_pseudo", "Passage:")
 
 BOOST = 2
 """Factor by which `emphasize` multiplies the weight of a keyword."""

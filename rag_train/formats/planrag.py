@@ -19,7 +19,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from rag_train.answers import normalize
 from rag_train.formats.deeprag import one_line
@@ -44,13 +44,12 @@ class Draft(BaseModel):
 
 
 class Response(BaseModel):
-    # Guided decoding ends the text there, so that it fits into the tokens of `ANSWER` (2 characters each).
-    Response: str = Field(json_schema_extra={"maxLength": 160})
+    Response: str
 
 
-PLAN = Task("planrag_plan", "DAG:", list[Draft], max_tokens=512)
-FILL = Task("planrag_fill", "Output:", max_tokens=96)
-ANSWER = Task("planrag_answer", "Generation:", Response, max_tokens=96)
+PLAN = Task("planrag_plan", "DAG:", list[Draft], max_tokens=1024)
+FILL = Task("planrag_fill", "Output:")
+ANSWER = Task("planrag_answer", "Generation:", Response)
 
 
 class PlanError(ValueError):
@@ -93,16 +92,21 @@ def fill(text: str, answers: Mapping[str, str]) -> str:
     return TAG.sub(lambda m: answers.get(f"Q{m[1]}.{m[2]}") or m[0], text)
 
 
-def parse_plan(text: str, question: str) -> Plan:
+def parse_plan(text: str | None, question: str) -> Plan:
     """Parse a model's output, JSON or the paper's tuples, and repair the plan.
 
-    Raises PlanError if the text has neither format or the plan cannot be repaired.
+    Raises PlanError if the text was cut (None) or has neither format, or if the plan cannot be repaired.
     """
     return repair(read_drafts(text), question)
 
 
-def read_drafts(text: str) -> list[Draft]:
-    """Return the nodes as the model wrote them, in either format. Raises PlanError with ``not a plan``."""
+def read_drafts(text: str | None) -> list[Draft]:
+    """Return the nodes as the model wrote them, in either format.
+
+    Raises PlanError with ``cut`` for a text that was cut (None), or with ``not a plan``.
+    """
+    if text is None:
+        raise PlanError("cut")
     drafts = PLAN.parse(text)
     return drafts if drafts is not None else from_tuples(text)
 
@@ -265,7 +269,7 @@ def from_tuples(text: str) -> list[Draft]:
         json.dumps(edges, ensure_ascii=False).encode()  # bytes and lone surrogates cannot be written to a file
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError) as error:
         raise PlanError("not a plan", one_line(text)[:60]) from error
-    if isinstance(edges, str):
+    if isinstance(edges, str) and (root := _NODE.fullmatch(edges)) and not root[1]:
         return []
     nodes: dict[str, Draft] = {}
     if not isinstance(edges, list):

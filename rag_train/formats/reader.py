@@ -35,8 +35,12 @@ def render(question: str, answer: str, passages: Sequence[Passage] = (), *, reas
     ]
 
 
-def parse(text: str) -> tuple[str, str | None]:
-    """Split a continuation into (reasoning, answer); the answer is None if the model gave no answer."""
+def parse(text: str, *, cut: bool = False) -> tuple[str, str | None]:
+    """Split a continuation into (reasoning, answer); the answer is None if the model gave no answer.
+
+    The last line of a text that was ``cut`` is no answer.
+    """
     head, *tail = _FINAL.split(text, maxsplit=1)
-    lines = "".join(tail).strip().splitlines()
+    ending = "".join(tail)
+    lines = ending[: ending.rfind("\n") + 1 if cut else None].strip().splitlines()
     return one_line(head), one_line(lines[0]) if lines else None

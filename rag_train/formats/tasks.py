@@ -24,6 +24,10 @@ from rag_train.formats.deeprag import context_lines, one_line
 from rag_train.llm.base import Sampling
 from rag_train.schema import Passage, Segment
 
+LINE_TOKENS = 256
+"""Maximum number of tokens of a line of text or a choice."""
+JSON_TOKENS = 512
+"""Maximum number of tokens of JSON."""
 Fields = Sequence[tuple[str, str | Sequence[str] | Sequence[Passage]]]
 """Pairs (label, value). A list of texts is rendered as one line per text, a list of passages as "Context:" lines
 without the label."""
@@ -37,14 +41,14 @@ class Task:
         name: name of the module, under which its tokens are counted, and of its instruction in ``prompts/``.
         marker: text before the completion.
         output: ``str`` for a line of text, ``Literal[...]`` for choices, any other type for JSON of that type.
-        max_tokens: maximum number of tokens of a completion. A choice can take more if its vocabulary spells it
-            letter by letter.
+        max_tokens: maximum number of tokens of a completion, unless a strategy or a recipe sets another; None for
+            `LINE_TOKENS` or, for JSON, `JSON_TOKENS`.
     """
 
     name: str
     marker: str = "Answer:"
     output: Any = str
-    max_tokens: int = 64
+    max_tokens: int | None = None
 
     @property
     def is_json(self) -> bool:
@@ -63,10 +67,9 @@ class Task:
     def sampling(self) -> Sampling:
         """Return greedy sampling, with guided decoding for choices and JSON."""
         if self.is_json:
-            return Sampling(max_tokens=self.max_tokens, json_schema=_schema(self))
+            return Sampling(max_tokens=self.max_tokens or JSON_TOKENS, json_schema=_schema(self))
         choices = tuple(f" {choice}" for choice in get_args(self.output))
-        most = max(self.max_tokens, *map(len, choices)) if choices else self.max_tokens
-        return Sampling(max_tokens=most, stop=("\n",), choice=choices or None)
+        return Sampling(max_tokens=self.max_tokens or LINE_TOKENS, stop=("\n",), choice=choices or None)
 
     def completion(self, answer: Any) -> str:
         """Return ``answer`` in the format that a model writes. Raises ValueError if it has the wrong type."""
@@ -82,8 +85,13 @@ class Task:
             Segment(text=self.completion(answer), trained=True),
         ]
 
-    def parse(self, text: str) -> Any:
-        """Return a completion's value, or None if it is empty, not a choice, or not JSON of the task's type."""
+    def parse(self, text: str | None) -> Any:
+        """Return a completion's value, or None if it is empty, not a choice, or not JSON of the task's type.
+
+        ``text`` is None for a completion that was cut (`Completion.whole`), which has no value.
+        """
+        if text is None:
+            return None
         if self.output is str:
             return one_line(text) or None
         try:

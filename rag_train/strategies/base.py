@@ -7,13 +7,14 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
+from rag_train.errors import UserError
 from rag_train.formats import reader
 from rag_train.formats.deeprag import FINAL, one_line
 from rag_train.formats.prompting import as_turn, instruction
-from rag_train.formats.tasks import Fields, Task
+from rag_train.formats.tasks import LINE_TOKENS, Fields, Task
 from rag_train.llm.base import LLM, Completion, Sampling
 from rag_train.llm.memo import CallLog, call_depth
 from rag_train.retrieval.batching import AsyncRetriever
@@ -37,11 +38,16 @@ def completed_steps() -> list[Step]:
 
 
 class Ask(NamedTuple):
-    """A module's task, its input fields and its parsed answer, which is None if it could not be parsed."""
+    """A module's task, its input fields and its answer, which is None if it was cut or could not be parsed."""
 
     task: Task
     fields: Fields
     answer: Any
+    cut: bool = False
+
+    def flaw(self, otherwise: str) -> str:
+        """Return why there is no answer: it was cut, or ``otherwise``."""
+        return "cut" if self.cut else otherwise
 
 
 asked: ContextVar[list[Ask | None] | None] = ContextVar("asked", default=None)
@@ -50,10 +56,34 @@ an ask that was not answered."""
 
 
 READER = "reader"
-REASONING = Sampling(max_tokens=256, stop=("\nQuestion:",))
-ANSWER_LINE = Sampling(max_tokens=64, stop=("\n",))
+REASONING = Sampling(max_tokens=512, stop=("\nQuestion:",))
+ANSWER_LINE = Sampling(max_tokens=LINE_TOKENS, stop=("\n",))
 CONCLUDING_PASSAGES = 15
 """Maximum number of found passages that are read when the budget is spent."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """An ability that a strategy needs of its main model. `Strategy` checks it before the first question.
+
+    Attributes:
+        ability: name of the field of `Abilities`.
+        when: says of the strategy's settings whether they need it.
+        unless: the settings that do not need it, for the error message; empty if there are none.
+    """
+
+    ability: str
+    when: Callable[[Any], bool] = lambda settings: True
+    unless: str = ""
+
+
+ABILITIES = {
+    "logprobs": ("log-probabilities", "--engine vllm, or a server that reports them"),
+    "stop_names": ("names of stop strings", "--engine vllm, or a server that says which stop string ended a text"),
+    "continues": ("continued replies", "--engine vllm, or a server of completions"),
+    "attention": ("attention weights", "--engine transformers with a decoder-only model"),
+}
+"""What each ability that strategies need gives, and what has it."""
 
 
 class BudgetSpent(Exception):
@@ -96,7 +126,10 @@ class Strategy(ABC):
     paper: ClassVar[str] = ""
     """Paper of the method, with the section."""
     needs: ClassVar[tuple[str, ...]] = ()
-    """Requirements in addition to a model and a retriever."""
+    """Requirements in addition to a model and a retriever, and to those of ``abilities``."""
+    abilities: ClassVar[tuple[Need, ...]] = ()
+    """What the main model has to be able to do. The calls of roles need no ability: they ask for a line of text or
+    for a task's format, which engines without guided decoding ask for in words."""
     roles: ClassVar[tuple[str, ...]] = ("reader",)
     """Roles that a model other than the main one can take. The reader answers in `Run.read`."""
 
@@ -110,6 +143,20 @@ class Strategy(ABC):
     """Maximum number of queries to a retriever for a question."""
     max_question_tokens: int | None = None
     """Number of tokens, read and written, after which no new call begins except the answer from what was found."""
+    max_tokens: int | None = None
+    """Maximum number of tokens of an engine call; null: the limit of each kind of call. A text that is cut there is
+    no answer, and is counted."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError if the main model cannot do what the settings need."""
+        for need in self.abilities:
+            gives, remedy = ABILITIES[need.ability]
+            if need.when(self) and not getattr(self.kit.llm.abilities, need.ability):
+                otherwise = f", or {need.unless}" if need.unless else ""
+                raise UserError(
+                    f"--strategy {self.name}: needs {gives}, which {self.kit.llm.name} does not give; "
+                    f"use {remedy}{otherwise}"
+                )
 
     async def answer(self, question: Question) -> Trajectory:
         """Answer a question.
@@ -147,7 +194,7 @@ class Run:
         self._logs: dict[str, CallLog] = {}
 
     def cut(self, what: str) -> None:
-        """Note what a limit of the strategy has cut."""
+        """Note what a limit has cut."""
         self.notes["cut"] = "; ".join(filter(None, [self.notes.get("cut"), what]))
 
     def first(self, items: Sequence[T], most: int, what: str) -> list[T]:
@@ -184,29 +231,41 @@ class Run:
         llm = self.kit.models.get(role, self.kit.llm)
         return as_turn(llm.tokenizer, head + body) + lead
 
-    async def complete(self, module: str, prompt: str, sampling: Sampling, role: str = "") -> Completion:
-        """Continue ``prompt`` with the model for ``role``; the tokens are counted under ``module``."""
-        return await self.log(role).complete(module, prompt, sampling)
+    async def complete(
+        self, module: str, prompt: str, sampling: Sampling, role: str = "", *, thoughts: bool = False
+    ) -> Completion:
+        """Continue ``prompt`` with the model for ``role``; the tokens are counted under ``module``.
+
+        For ``thoughts`` see `CallLog.complete`.
+        """
+        most = self._budget.max_tokens
+        if most is not None and sampling.max_tokens > 1:  # a call of one token asks for its probabilities only
+            sampling = replace(sampling, max_tokens=most)
+        return await self.log(role).complete(module, prompt, sampling, thoughts=thoughts)
 
     async def ask(self, task: Task, fields: Fields, role: str = "") -> Any:
-        """Perform a task and return the answer, of the task's type.
+        """Perform a task and return the answer, of the task's type; None if the model gave none (see `perform`)."""
+        return (await self.perform(task, fields, role)).answer
 
-        If the model's text cannot be parsed, return None and add a note to the trajectory. It is not asked again:
-        decoding is greedy, so the same prompt gives the same text, and a sampled second attempt would make runs
-        differ. With guided decoding, only text that was cut at the task's limit does not parse; `ChatEngine` asks
-        closed models, which are not guided, for the format once more.
+    async def perform(self, task: Task, fields: Fields, role: str = "") -> Ask:
+        """Perform a task and return the ask with its answer.
+
+        If the model's text cannot be parsed or was cut, there is no answer, and a note in the trajectory. It is not
+        asked again: decoding is greedy, so the same prompt gives the same text, and a sampled second attempt would
+        make runs differ. With guided decoding, only text that was cut at the task's limit does not parse;
+        `ChatEngine` asks closed models, which are not guided, for the format once more.
         """
         collected = asked.get()
         asks = [] if collected is None else collected
         place = len(asks)
         asks.append(None)
         prompt = self.prompt(task.name, task.body(fields), task.lead, role)
-        text = (await self.complete(task.name, prompt, task.sampling(), role)).text
-        answer = task.parse(text)
-        if answer is None:
-            self.notes[task.name] = f"{UNPARSED}: {one_line(text)[:400]!r}"
-        asks[place] = Ask(task, fields, answer)
-        return answer
+        completion = await self.complete(task.name, prompt, task.sampling(), role)
+        ask = Ask(task, fields, task.parse(completion.whole), completion.truncated)
+        if ask.answer is None:
+            self.notes[task.name] = f"{UNPARSED}: {one_line(completion.text)[:400]!r}"
+        asks[place] = ask
+        return ask
 
     async def read(
         self, question: str, passages: Sequence[Passage] = (), *, name: str = "", reason: bool = False
@@ -222,15 +281,17 @@ class Run:
         body = reader.prompt(question, passages, reason=reason).removesuffix(marker)
         sampling = REASONING if reason else ANSWER_LINE
         prompt = self.prompt(name, body, marker, READER)
-        text = (await self.complete("reader", prompt, sampling, READER)).text
-        reasoning, answer = reader.parse(text if reason else FINAL + text)
-        if answer is not None or not reason:
+        written = await self.complete("reader", prompt, sampling, READER)
+        if not reason:
+            return "", reader.parse(FINAL + (written.whole or ""))[1]
+        reasoning, answer = reader.parse(written.text, cut=written.truncated)
+        if answer is not None:
             return reasoning, answer
         self.cut("the reasoning had no final answer, which was asked for again")
         lead = f"{marker} {reasoning}\n{FINAL}"
         prompt = self.prompt(name, body, lead, READER)
-        text = (await self.complete("reader", prompt, ANSWER_LINE, READER)).text
-        return reasoning, reader.parse(FINAL + text)[1]
+        written = await self.complete("reader", prompt, ANSWER_LINE, READER)
+        return reasoning, reader.parse(FINAL + (written.whole or ""))[1]
 
     async def search(self, query: str, k: int | None = None, kind: str = "") -> list[Passage]:
         """Retrieve passages for ``query``; an empty query returns no passages."""
@@ -298,7 +359,9 @@ class Run:
         )
 
     def done(self, answer: str | None, reasoning: str = "") -> Trajectory:
-        """Return the complete trajectory; an answer that is missing or empty is noted."""
+        """Return the complete trajectory; a missing or empty answer and texts that were cut are noted."""
+        for module, texts in Counter(call.module for call in self.calls if call.cut).items():
+            self.cut(f"{module}: {texts} of its texts at the limit of tokens")
         answer = one_line(answer or "") or None
         if answer is None:
             self.notes["answer"] = "the model wrote none"

@@ -17,10 +17,12 @@ from rag_train.formats.deeprag import Parsed
 from rag_train.formats.prompting import as_turn, task_prompt
 from rag_train.llm.base import Completion, Sampling, TokenLogprob
 from rag_train.schema import Decision, LLMCall, Passage, Question, Step, Trajectory
-from rag_train.strategies.base import Run, Strategy
+from rag_train.strategies.base import Need, Run, Strategy
 from rag_train.strategies.controller import Controller
 
 Mode = Literal["adaptive", "parametric", "retrieve"]
+OWN_DECISIONS = 0.5
+"""Threshold at which the controller's own decisions are followed, for which no log-probabilities are needed."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +34,25 @@ class DeepRAG(Strategy):
 
     paper: ClassVar = "DeepRAG (Guan et al. 2025), section 3.1"
     roles: ClassVar = ()
+    abilities: ClassVar = (
+        Need("stop_names", lambda settings: settings.mode == "adaptive", "mode=parametric or mode=retrieve"),
+        Need(
+            "logprobs",
+            lambda settings: settings.mode == "adaptive" and settings.threshold != OWN_DECISIONS,
+            f"threshold={OWN_DECISIONS}, which follows the controller's own decisions",
+        ),
+    )
     needs: ClassVar = ("a Stage I or Stage II checkpoint",)
 
     mode: Mode = "adaptive"
     """adaptive: the controller decides; parametric: never search; retrieve: always search."""
     max_steps: int = 6
     """Maximum number of subqueries, also unanswered ones, after which the controller must answer."""
-    max_tokens: int = 256
+    max_tokens: int = 512
     """Maximum number of tokens of an engine call."""
     guided: bool = False
     """Restrict decoding to the format, for models that were not trained on it."""
-    threshold: float = 0.5
+    threshold: float = OWN_DECISIONS
     """adaptive: search if the probability of that decision is at least this value. 0.5 follows the controller's own
     decisions; a lower value searches more often, because a wrong parametric answer is worse than a needless
     search."""
@@ -70,7 +80,7 @@ class DeepRAG(Strategy):
 
     def _controller(self, run: Run) -> Controller:
         prompt = task_prompt(run.question.question, "deeprag" if self.kit.instructions else None)
-        return Controller(run.log(), as_turn(self.kit.llm.tokenizer, prompt), guided=self.guided)
+        return Controller(run.log(), as_turn(self.kit.llm.tokenizer, prompt), self.max_tokens, self.guided)
 
     async def _adaptive(
         self, run: Run, controller: Controller, text: str = "", found: Mapping[int, list[Passage]] | None = None
@@ -125,19 +135,19 @@ class DeepRAG(Strategy):
         """Apply ``threshold`` to the decisions in a completion.
 
         Returns the text up to the first changed decision, whether it ends in a search, and the probabilities of the
-        decisions in that text.
+        decisions in that text. A line that was cut is no part of it.
         """
-        chances = decision_probabilities(completion)
-        for i, (offset, chance) in enumerate(zip(decision_offsets(completion.text), chances, strict=False)):
-            rest = completion.text[offset:].strip()
+        text, chances = completion.whole_lines, decision_probabilities(completion)
+        for i, (offset, chance) in enumerate(zip(decision_offsets(text), chances, strict=False)):
+            rest = text[offset:].strip()
             searched = completion.stop == deeprag.SEARCH and not rest
             if chance is None or not (searched or rest.startswith(deeprag.INTERMEDIATE)):
                 continue
             if searched and chance < self.threshold:
-                return completion.text + deeprag.INTERMEDIATE, False, chances[: i + 1]
+                return text + deeprag.INTERMEDIATE, False, chances[: i + 1]
             if not searched and chance >= self.threshold:
-                return completion.text[:offset], True, chances[: i + 1]
-        return completion.text, completion.stop == deeprag.SEARCH, chances
+                return text[:offset], True, chances[: i + 1]
+        return text, completion.stop == deeprag.SEARCH, chances
 
     async def _forced(self, run: Run, controller: Controller) -> str | None:
         while len(run.steps) < self.max_steps:

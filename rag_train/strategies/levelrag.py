@@ -52,6 +52,7 @@ class LevelRAG(Strategy):
     """Dense: maximum number of pseudo-documents."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for kind in (self.searcher, self.directs):
             if kind not in (None, "hybrid", *self.kit.retrievers):
                 raise UserError(f"--strategy {self.name}: needs a {kind} retriever; give --index {kind}=DIR")

@@ -10,7 +10,7 @@ from rag_train.formats import planrag
 from rag_train.formats.planrag import PlanError
 from rag_train.llm.memo import call_depth
 from rag_train.schema import Passage, Plan, PlanNode, Trajectory
-from rag_train.strategies.base import BudgetSpent, Run, Strategy, together
+from rag_train.strategies.base import BudgetSpent, Need, Run, Strategy, together
 from rag_train.strategies.baselines.selfrag import reflect
 
 
@@ -25,6 +25,10 @@ class PlanRAG(Strategy):
 
     paper: ClassVar = "PlanRAG (Verma et al. 2025), section 4, appendix D"
     roles: ClassVar = ("planner",)
+    abilities: ClassVar = (
+        Need("logprobs", lambda settings: settings.solver == "selfrag", "solver=generator"),
+        Need("continues", lambda settings: settings.solver == "selfrag", "solver=generator"),
+    )
     needs: ClassVar = ("a planner checkpoint or a strong model (role planner)",)
 
     retrieval: Literal["subquery", "question"] = "subquery"
@@ -68,10 +72,10 @@ class PlanRAG(Strategy):
         question = run.question.question
         task, fields = planrag.PLAN, planrag.plan_fields(question)
         prompt = run.prompt(task.name, task.body(fields), task.lead, "planner")
-        text = (await run.complete(task.name, prompt, task.sampling(), "planner")).text
+        written = await run.complete(task.name, prompt, task.sampling(), "planner")
         run.plan = Plan()
         try:
-            run.plan = planrag.parse_plan(text, question)
+            run.plan = planrag.parse_plan(written.whole, question)
         except PlanError as error:
             run.notes["plan"] = f"not followed, {error}"
         run.show("plan", run.plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import Field, fields
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 import yaml
@@ -11,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rag_train.errors import UserError
 from rag_train.recipe import parse_yaml, type_name
-from rag_train.strategies.base import Kit, Strategy
+from rag_train.strategies.base import ABILITIES, Kit, Strategy
 from rag_train.strategies.baselines.adaptive_rag import AdaptiveRAG
 from rag_train.strategies.baselines.adaptive_retrieval import AdaptiveRetrieval
 from rag_train.strategies.baselines.auto_rag import AutoRAG
@@ -88,7 +89,7 @@ STRATEGIES: dict[str, tuple[type[Strategy], dict[str, Any]]] = {
 }
 """Class and preset settings of each strategy, by name."""
 
-BUDGET = {"max_calls": 1, "max_retrievals": 0, "max_question_tokens": 1}
+BUDGET = {"max_calls": 1, "max_retrievals": 0, "max_question_tokens": 1, "max_tokens": 1}
 """Settings that all strategies have, with the smallest value of each."""
 
 
@@ -137,7 +138,7 @@ def listing() -> list[dict[str, Any]]:
             "name": name,
             "summary": (cls.__doc__ or "").partition("\n")[0],
             "paper": cls.paper,
-            "needs": list(cls.needs),
+            "needs": [*cls.needs, *_abilities(name)],
             "roles": list(cls.roles),
             "settings": default_settings(name),
         }
@@ -152,5 +153,13 @@ def default_settings(name: str) -> dict[str, Any]:
 
 
 def _fields(cls: type[Strategy]) -> dict[str, Field[Any]]:
-    """Return the settings of a strategy: its fields except those that all strategies have."""
-    return {field.name: field for field in fields(cls) if field.name not in ("kit", "name", *BUDGET)}
+    """Return the settings of a strategy: its fields except those that all strategies have without a value."""
+    own = (field for field in fields(cls) if field.name not in ("kit", "name"))
+    return {field.name: field for field in own if field.name not in BUDGET or field.default is not None}
+
+
+def _abilities(name: str) -> list[str]:
+    """Return what a strategy needs of its main model at its default settings."""
+    cls, _ = STRATEGIES[name]
+    settings = SimpleNamespace(**default_settings(name))
+    return [ABILITIES[need.ability][0] for need in cls.abilities if need.when(settings)]

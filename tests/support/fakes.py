@@ -5,6 +5,7 @@ import random
 import re
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 from rag_train.formats import deeprag
@@ -38,11 +39,15 @@ def completion(text: str, sampling: Sampling) -> Completion:
     A token is up to 8 characters of a word.
     """
     text = text[: min((text.index(stop) for stop in sampling.stop if stop in text), default=len(text))]
-    words = re.findall(r"\s*\S{1,8}", text)[: sampling.max_tokens]
-    text = "".join(words) if len(words) == sampling.max_tokens else text
+    every = re.findall(r"\s*\S{1,8}", text)
+    words = every[: sampling.max_tokens]
     tokens = tuple((TokenLogprob(i, word, -0.1),) for i, word in enumerate(words))
     return Completion(
-        text, tuple(range(len(words))), Usage(1, len(words)), logprobs=tokens if sampling.logprobs else ()
+        text if words == every else "".join(words),
+        tuple(range(len(words))),
+        Usage(1, len(words)),
+        truncated=words != every,
+        logprobs=tokens if sampling.logprobs else (),
     )
 
 
@@ -78,6 +83,19 @@ class Says:
         return completion(self.text if isinstance(self.text, str) else self.text(prompt), sampling)
 
     async def aclose(self) -> None: ...
+
+
+class Cut:
+    """An engine that writes what another one writes, each text cut at the limit of tokens."""
+
+    def __init__(self, llm):
+        self.llm, self.name, self.tokenizer, self.abilities = llm, llm.name, llm.tokenizer, llm.abilities
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        return replace(await self.llm.complete(prompt, sampling), stop=None, truncated=True)
+
+    def __getattr__(self, name: str):
+        return getattr(self.llm, name)
 
 
 class Found:

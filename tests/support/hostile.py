@@ -14,7 +14,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 
 from rag_train.formats import deeprag, search_r1
-from rag_train.llm.base import LLM, Completion, Sampling, TokenLogprob, Usage
+from rag_train.llm.base import LLM, Abilities, Completion, Sampling, TokenLogprob, Usage
 from rag_train.llm.transformers import Inspection
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import GoldStep, Passage, Question, Trajectory
@@ -58,6 +58,7 @@ class HostileModel:
     """An engine that writes text of one kind, the same for the same seed; it ignores the token limit."""
 
     name = "hostile"
+    abilities = Abilities(attention=True)
     tokenizer: Any = SimpleNamespace(chat_template=None, eos_token=None)
 
     def __init__(self, kind: ModelKind, seed: int):
@@ -79,7 +80,7 @@ class HostileModel:
             tuple(range(len(tokens))),
             Usage(len(prompt) // 4, len(text) // 4),
             stop=stops[0][1] if stops else None,
-            truncated=not stops and rng.random() < 0.5,
+            truncated=not stops and self.kind != "obedient" and rng.random() < 0.5,
             logprobs=tokens,
         )
 

@@ -11,7 +11,7 @@ from rag_train.strategies.base import Run, Strategy
 from rag_train.strategies.baselines.ircot import IRCoT
 from rag_train.strategies.baselines.taare import single_step
 
-CLASSIFY = Task("adaptive_rag", "Complexity:", Literal["A", "B", "C"], max_tokens=4)
+CLASSIFY = Task("adaptive_rag", "Complexity:", Literal["A", "B", "C"])
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ class Move(BaseModel):
     answer: str = ""
 
 
-MOVE = Task("auto_rag", "Move:", Move, max_tokens=192)
-DOCUMENT = Task("auto_rag_document", "Document:", max_tokens=128)
+MOVE = Task("auto_rag", "Move:", Move)
+DOCUMENT = Task("auto_rag_document", "Document:")
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class ChatQA(Strategy):
     async def solve(self, run: Run) -> Trajectory:
         question = run.question.question
         found = await run.search(question, self.k)
-        answer = (await run.complete("chatqa", turns(question, found, run.kit.instructions), ANSWER_LINE)).text
+        answer = (await run.complete("chatqa", turns(question, found, run.kit.instructions), ANSWER_LINE)).whole
         run.retrieved(question, found, answer)
         return run.done(answer)
 

@@ -6,10 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rag_train.errors import UserError
 from rag_train.formats import deeprag
 from rag_train.schema import Passage, Trajectory
-from rag_train.strategies.base import Run, Strategy
+from rag_train.strategies.base import Need, Run, Strategy
 from rag_train.strategies.baselines.sentences import final_answer, look_ahead, thought_prompt
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class DRAGIN(Strategy):
 
     paper: ClassVar = "Su et al. 2024 (RIND, QFS); baseline of DeepRAG and DualRAG"
     roles: ClassVar = ()
-    needs: ClassVar = ("attention weights (the transformers engine)",)
+    abilities: ClassVar = (Need("attention"),)
 
     threshold: float = 1.0
     """Threshold for the product of entropy (in nats) and attention. Ours: the paper tunes it for each dataset."""
@@ -41,10 +40,6 @@ class DRAGIN(Strategy):
     """Maximum number of words of a query."""
     max_sentences: int = 8
     """Maximum number of thoughts."""
-
-    def __post_init__(self) -> None:
-        if not hasattr(self.kit.llm, "inspect"):
-            raise UserError(f"--strategy {self.name}: needs attention weights; give --engine transformers")
 
     async def solve(self, run: Run) -> Trajectory:
         thoughts: list[str] = []

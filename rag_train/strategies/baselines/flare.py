@@ -10,7 +10,7 @@ from typing import ClassVar
 from rag_train.formats import deeprag
 from rag_train.llm.base import TokenLogprob
 from rag_train.schema import Passage, Trajectory
-from rag_train.strategies.base import Run, Strategy
+from rag_train.strategies.base import Need, Run, Strategy
 from rag_train.strategies.baselines.sentences import final_answer, look_ahead
 
 
@@ -24,7 +24,7 @@ class FLARE(Strategy):
 
     paper: ClassVar = "Jiang et al. 2023 (FLARE direct, implicit queries); baseline of DeepRAG and DualRAG"
     roles: ClassVar = ()
-    needs: ClassVar = ("log-probabilities",)
+    abilities: ClassVar = (Need("logprobs"),)
 
     theta: float = 0.8
     """Retrieve if a token of the sentence has a lower probability. Ours: the paper tunes it for each dataset."""

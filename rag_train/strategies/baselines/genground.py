@@ -23,7 +23,7 @@ class Hop(BaseModel):
     final: bool = False
 
 
-GENERATE = Task("genground_generate", "Next:", Hop, max_tokens=128)
+GENERATE = Task("genground_generate", "Next:", Hop)
 GROUND = Task("genground_ground", "Answer:")
 
 

@@ -9,7 +9,7 @@ from rag_train.formats.tasks import Task
 from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import Run, Strategy
 
-DOCUMENT = Task("itrg", "Document:", max_tokens=128)
+DOCUMENT = Task("itrg", "Document:")
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,8 @@ from typing import ClassVar
 
 from rag_train.formats import deeprag
 from rag_train.formats.deeprag import FINAL, FOLLOW_UP, INTERMEDIATE
-from rag_train.llm.base import Sampling
 from rag_train.schema import Trajectory
-from rag_train.strategies.base import Run, Strategy, interleave
-
-LINE = Sampling(max_tokens=64, stop=("\n",))
+from rag_train.strategies.base import ANSWER_LINE, Run, Strategy, interleave
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class IterDRAG(Strategy):
         async def line(lead: str) -> str:
             body = deeprag.context_lines(found) + deeprag.question_prompt(question.question)
             prompt = run.prompt("iterdrag", body, text + lead)
-            return deeprag.one_line((await run.complete("iterdrag", prompt, LINE)).text)
+            return deeprag.one_line((await run.complete("iterdrag", prompt, ANSWER_LINE)).whole or "")
 
         for _ in range(self.max_steps):
             parsed = deeprag.parse(await line(""))

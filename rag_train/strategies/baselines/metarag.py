@@ -10,8 +10,8 @@ from rag_train.formats.tasks import Fields, Task
 from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import Run, Strategy, interleave, together
 
-INTERNAL = Task("metarag_internal", "Known:", Literal["yes", "no"], max_tokens=4)
-EXTERNAL = Task("metarag_external", "Told:", Literal["yes", "no"], max_tokens=4)
+INTERNAL = Task("metarag_internal", "Known:", Literal["yes", "no"])
+EXTERNAL = Task("metarag_external", "Told:", Literal["yes", "no"])
 QUERY = Task("metarag_query", "Query:")
 
 

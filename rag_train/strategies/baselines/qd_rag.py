@@ -11,8 +11,8 @@ from rag_train.formats.tasks import Task
 from rag_train.schema import Plan, PlanNode, Trajectory
 from rag_train.strategies.base import Run, Strategy
 
-DECOMPOSE = Task("qd_rag", "Subqueries:", list[str], max_tokens=192)
-ANSWER = Task("qd_rag_answer", "Generation:", planrag.Response, max_tokens=96)
+DECOMPOSE = Task("qd_rag", "Subqueries:", list[str])
+ANSWER = Task("qd_rag_answer", "Generation:", planrag.Response)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from rag_train.formats.tasks import Task
 from rag_train.llm.base import Sampling
-from rag_train.schema import Passage, Trajectory
-from rag_train.strategies.base import Run, Strategy, together
+from rag_train.schema import UNPARSED, Passage, Trajectory
+from rag_train.strategies.base import Need, Run, Strategy, together
 
 RANK = Task("rankrag", "Relevant:")
 _FIRST = Sampling(max_tokens=1, logprobs=20)
@@ -23,7 +23,7 @@ class RankRAG(Strategy):
     """
 
     paper: ClassVar = "Yu et al. 2024 (RankRAG), section 4.3; baseline of LevelRAG"
-    needs: ClassVar = ("log-probabilities",)
+    abilities: ClassVar = (Need("logprobs"),)
 
     candidates: int = 20
     """Number of passages to rank (100 in the paper). Ours: 20, because each takes a call."""
@@ -47,4 +47,7 @@ class RankRAG(Strategy):
             word: sum(math.exp(t.logprob) for t in alternatives if t.text.strip() == word)
             for word in ("True", "False")
         }
-        return mass["True"] / sum(mass.values()) if sum(mass.values()) else 0.5
+        if not (total := sum(mass.values())):
+            run.notes[RANK.name] = f"{UNPARSED}: neither True nor False is an alternative of the first token"
+            return 0.5
+        return mass["True"] / total

@@ -9,7 +9,7 @@ from typing import ClassVar
 from rag_train.formats.deeprag import one_line
 from rag_train.llm.base import Sampling
 from rag_train.schema import Trajectory
-from rag_train.strategies.base import Run, Strategy
+from rag_train.strategies.base import ANSWER_LINE, Run, Strategy
 
 ACTION = re.compile(r"(search|finish)\s*\[((?:[^\[\]]|\[[^\[\]]*\])*)", re.IGNORECASE)
 """An action with its argument, up to the bracket that closes it; the argument may have brackets of its own."""
@@ -39,12 +39,14 @@ class ReAct(Strategy):
         for step in range(1, self.max_steps + 1):
             lead = f"Thought {step}:"
             prompt = run.prompt(name, f"Question: {one_line(question.question)}\n", text + lead)
-            sampling = Sampling(max_tokens=128, stop=("\nObservation", "\nQuestion:", f"\nThought {step + 1}"))
-            thought, _, tail = (await run.complete("react", prompt, sampling)).text.partition(f"\nAction {step}:")
-            if not (action := ACTION.match(one_line(tail))):  # no action after the thought: ask for it
+            sampling = Sampling(max_tokens=512, stop=("\nObservation", "\nQuestion:", f"\nThought {step + 1}"))
+            written = await run.complete("react", prompt, sampling)
+            thought, _, tail = written.text.partition(f"\nAction {step}:")
+            action = None if written.truncated else ACTION.match(one_line(tail))
+            if not action:  # no whole action after the thought: ask for it
                 text += f"{lead} {one_line(thought)}\nAction {step}:"
                 prompt = run.prompt(name, f"Question: {one_line(question.question)}\n", text)
-                line = (await run.complete("react", prompt, Sampling(max_tokens=64, stop=("\n",)))).text
+                line = (await run.complete("react", prompt, ANSWER_LINE)).whole or ""
                 if not (action := ACTION.match(one_line(line))):
                     run.cut(f"no action in step {step}: {one_line(line)[:80]!r}")
                     break

@@ -9,9 +9,9 @@ from rag_train.formats.tasks import Task
 from rag_train.schema import Trajectory
 from rag_train.strategies.base import Run, Strategy, together
 
-GLOBAL = Task("resp_global", "Evidence:", max_tokens=128)
-LOCAL = Task("resp_local", "Response:", max_tokens=96)
-JUDGE = Task("resp_judge", "Sufficient:", Literal["yes", "no"], max_tokens=4)
+GLOBAL = Task("resp_global", "Evidence:")
+LOCAL = Task("resp_local", "Response:")
+JUDGE = Task("resp_judge", "Sufficient:", Literal["yes", "no"])
 NEXT = Task("resp_next", "Sub-question:")
 ANSWER = Task("resp_answer", "Answer:")
 

@@ -12,10 +12,11 @@ from typing import ClassVar, Literal
 from rag_train.answers import normalize
 from rag_train.formats.deeprag import one_line
 from rag_train.formats.prompting import instruction
+from rag_train.formats.tasks import LINE_TOKENS
 from rag_train.llm.base import Completion, Sampling
 from rag_train.llm.control import MARK, trusted
 from rag_train.schema import Passage, Trajectory
-from rag_train.strategies.base import Run, Strategy, together
+from rag_train.strategies.base import Need, Run, Strategy, together
 
 ACTIONS = ("[S_Rewritten_Query]", "[S_Decomposed_Query]", "[S_Disambiguated_Query]")
 RESPONSE = "[A_Response]"
@@ -27,7 +28,7 @@ SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
 TOKENS = (*CONTROL, SYSTEM, USER, ASSISTANT)
 """All tokens that the format writes itself. Questions and passages do not contain them."""
 
-_LINE = Sampling(max_tokens=64, stop=(*CONTROL, "\n"), logprobs=1)
+_LINE = Sampling(max_tokens=LINE_TOKENS, stop=(*CONTROL, "\n"), logprobs=1)
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,13 @@ class RQRAG(Strategy):
     """At each node of the tree, refine the query in three ways and answer; select an answer at the end.
 
     Turns, system prompt and evidence have the format of the released checkpoint. Ours: decoding is greedy, and
-    queries and answers are single lines of at most 64 tokens.
+    queries and answers are single lines.
     """
 
     paper: ClassVar = "Chan et al. 2024; baseline of PlanRAG and LevelRAG"
     roles: ClassVar = ()
-    needs: ClassVar = ("an RQ-RAG checkpoint", "log-probabilities")
+    needs: ClassVar = ("an RQ-RAG checkpoint",)
+    abilities: ClassVar = (Need("logprobs"), Need("continues"))
 
     select: Literal["ppl", "confidence", "ensemble"] = "ensemble"
     """ppl: the answer with the lowest perplexity of path and answer; confidence: the most probable answer;
@@ -121,12 +123,14 @@ def evidence(passages: Sequence[Passage]) -> str:
 
 
 def written(completion: Completion) -> tuple[str, tuple[float, ...]]:
-    """Return the text before the first control token, and its log-probabilities.
+    """Return the text before the first control token, and its log-probabilities; nothing if the text was cut.
 
     Engines leave special tokens out of the text, so that only the tokens show where it ends.
     """
     before = list(takewhile(lambda token: token.text.strip() not in CONTROL, completion.chosen))
     ended = len(before) < len(completion.chosen)
+    if completion.truncated and not ended:
+        return "", ()
     text = "".join(token.text for token in before) if ended else completion.text
     return one_line(text), tuple(token.logprob for token in before)
 

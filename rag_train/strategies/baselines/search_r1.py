@@ -10,7 +10,7 @@ from rag_train.formats.prompting import as_turn, instruction
 from rag_train.llm.base import Sampling
 from rag_train.llm.control import trusted
 from rag_train.schema import Trajectory
-from rag_train.strategies.base import Run, Strategy
+from rag_train.strategies.base import Need, Run, Strategy
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class SearchR1(Strategy):
     paper: ClassVar = "Jin et al. 2025 (Search-R1, section 3.2)"
     needs: ClassVar = ("a checkpoint trained for it, or a large model",)
     roles: ClassVar = ()
+    abilities: ClassVar = (Need("stop_names"),)
 
     turns: int = 4
     """Maximum number of turns before the last one, in which no search is possible. A turn without an action counts.

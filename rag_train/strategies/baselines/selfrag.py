@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rag_train.formats.deeprag import one_line
+from rag_train.formats.tasks import LINE_TOKENS
 from rag_train.llm.base import Completion, Sampling, TokenLogprob
 from rag_train.llm.control import trusted
 from rag_train.schema import Passage, Trajectory
-from rag_train.strategies.base import Run, Strategy, together
+from rag_train.strategies.base import Need, Run, Strategy, together
 
 RETRIEVE = {"[Retrieval]": 1.0, "[No Retrieval]": 0.0}
 RELEVANT = {"[Relevant]": 1.0, "[Irrelevant]": 0.0}
@@ -24,12 +25,15 @@ OWN = (*TOKENS, "<paragraph>", "</paragraph>")
 WEIGHTS = (1.0, 1.0, 0.5)
 """Weights of relevance, support and utility in a candidate's score (Self-RAG, section 3.3 and appendix B)."""
 
-_WRITE = Sampling(max_tokens=100, logprobs=20)
+_WRITE = Sampling(max_tokens=LINE_TOKENS, logprobs=20)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An answer from a passage, or from memory without a passage, and its score. A higher score is better."""
+    """An answer from a passage, or from memory without a passage, and its score. A higher score is better.
+
+    An answer that was cut is empty and has the lowest score.
+    """
 
     answer: str
     score: float
@@ -46,7 +50,8 @@ class SelfRAG(Strategy):
 
     paper: ClassVar = "Asai et al. 2024, section 3.3; baseline of HANRAG, PlanRAG and LevelRAG"
     roles: ClassVar = ()
-    needs: ClassVar = ("a Self-RAG checkpoint", "log-probabilities")
+    needs: ClassVar = ("a Self-RAG checkpoint",)
+    abilities: ClassVar = (Need("logprobs"), Need("continues"))
 
     threshold: float | None = 0.2
     """Retrieve if the probability of [Retrieval] is at least this value; null: always retrieve."""
@@ -83,6 +88,8 @@ async def _continue(run: Run, question: str, passage: Passage | None) -> Candida
     lead = f"[Retrieval]{paragraph(passage)}" if passage else "[No Retrieval]"
     text = prompt(question) + trusted(run.kit.llm.tokenizer, lead, OWN)
     completion = await run.complete("selfrag", text, _WRITE)
+    if completion.truncated:
+        return Candidate("", -math.inf, passage)
     return Candidate(plain(completion.text), score(completion), passage)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rag_train.formats import deeprag, reader
-from rag_train.llm.base import Sampling, TokenLogprob
+from rag_train.llm.base import TokenLogprob
 from rag_train.schema import Passage
 from rag_train.strategies.base import ANSWER_LINE, Run
 
-AHEAD = Sampling(max_tokens=64, stop=("\n",), logprobs=1)
+AHEAD = replace(ANSWER_LINE, logprobs=1)
 _END = re.compile(r"[.!?][\"')\]]*(?=\s+[\"'(\[]?[A-Z0-9]|\s*$)")
 _NO_END = re.compile(r"(?:\b[A-Z]|\b(?:Mr|Mrs|Ms|Dr|St|Jr|Sr|Prof|Gen|Col|Lt|Rev|No|vs|etc|e\.g|i\.e|c|ca))\.$")
 
@@ -18,13 +19,15 @@ _NO_END = re.compile(r"(?:\b[A-Z]|\b(?:Mr|Mrs|Ms|Dr|St|Jr|Sr|Prof|Gen|Col|Lt|Rev
 async def look_ahead(
     run: Run, module: str, passages: Sequence[Passage], text: str
 ) -> tuple[str, list[TokenLogprob]]:
-    """Write the sentence after ``text``; return it with its tokens.
+    """Write the sentence after ``text``; return it with its tokens. A sentence that was cut is empty.
 
-    The model writes up to 64 tokens, because a tokenizer may show the end of a sentence only with the first token
-    of the next one. What belongs to later sentences is cut off.
+    The model writes a line, because a tokenizer may show the end of a sentence only with the first token of the
+    next one. What belongs to later sentences is left out.
     """
     got = await run.complete(module, thought_prompt(run, passages, text), AHEAD)
     sentence = first_sentence(got.text)
+    if got.truncated and sentence == got.text:
+        return "", []
     tokens, at = [], 0
     for token in got.chosen:
         if at < len(sentence):
@@ -36,7 +39,7 @@ async def look_ahead(
 async def final_answer(run: Run, module: str, passages: Sequence[Passage], text: str) -> str:
     """Ask for the answer after the thoughts in ``text``."""
     prompt = thought_prompt(run, passages, f"{text}\n{deeprag.FINAL}")
-    return (await run.complete(module, prompt, ANSWER_LINE)).text
+    return (await run.complete(module, prompt, ANSWER_LINE)).whole or ""
 
 
 def thought_prompt(run: Run, passages: Sequence[Passage], text: str) -> str:

@@ -10,7 +10,7 @@ from rag_train.formats.tasks import Task
 from rag_train.schema import Trajectory
 from rag_train.strategies.base import Run, Strategy
 
-DECIDE = Task("taare", "Answer:", Literal["[Yes]", "[No]"], max_tokens=8)
+DECIDE = Task("taare", "Answer:", Literal["[Yes]", "[No]"])
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from rag_train.strategies.base import Run, Strategy, together
 from rag_train.strategies.baselines.taare import single_step
 
 YesNo = Literal["yes", "no"]
-INTENT = Task("uar_intent", "Intent:", YesNo, max_tokens=4)
-KNOWLEDGE = Task("uar_knowledge", "Knowledge:", YesNo, max_tokens=4)
-TIME = Task("uar_time", "Time:", YesNo, max_tokens=4)
-SELF = Task("uar_self", "Memory:", YesNo, max_tokens=4)
+INTENT = Task("uar_intent", "Intent:", YesNo)
+KNOWLEDGE = Task("uar_knowledge", "Knowledge:", YesNo)
+TIME = Task("uar_time", "Time:", YesNo)
+SELF = Task("uar_self", "Memory:", YesNo)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,10 @@
 """The formats of prompts and completions: rendering and parsing are inverse, malformed text raises no error."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_train.formats import deeprag, dualrag, planrag, reader
-from rag_train.formats.tasks import Task
+from rag_train.formats import deeprag, reader
 from rag_train.schema import Decision, Passage, Step
 
 line = st.text(min_size=1, max_size=40).filter(lambda t: deeprag.one_line(t) != "")
@@ -70,19 +67,3 @@ def test_keeps_valid_lines_of_malformed_text():
 def test_finds_the_answer_in_any_case():
     assert reader.parse("It is X.\nSO THE FINAL ANSWER IS : X\nQuestion: more") == ("It is X.", "X")
     assert reader.parse("It is X") == ("It is X", None)
-
-
-@pytest.mark.parametrize(
-    ("task", "value"),
-    [
-        (dualrag.REASON, {"thought": "", "retrieve": False}),
-        (planrag.ANSWER, {"Response": ""}),
-    ],
-)
-def test_a_guided_text_leaves_tokens_for_the_rest_of_its_json(task: Task, value: dict[str, object]):
-    """At two characters a token. A longer text of a server without guided decoding is read all the same."""
-    schema = json.loads(task.sampling().json_schema or "")
-    name = next(iter(value))
-    longest = value | {name: "x" * schema["properties"][name]["maxLength"]}
-    assert len(task.completion(longest)) / 2 <= task.max_tokens
-    assert task.parse(json.dumps(value | {name: "x" * 10_000})) is not None

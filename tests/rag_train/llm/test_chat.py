@@ -97,7 +97,7 @@ def test_abilities_are_printed_and_kept(capfd: pytest.CaptureFixture[str]):
     line = "gpt: guided decoding json_object, log-probabilities no, continued turns no"
     assert line in " ".join(capfd.readouterr().err.split())
     last = server.asked[-1]
-    assert last["max_completion_tokens"] == 64 and not last.keys() & {"max_tokens", "temperature", "logprobs"}
+    assert last["max_completion_tokens"] == 256 and not last.keys() & {"max_tokens", "temperature", "logprobs"}
 
 
 def test_a_continued_turn_is_the_assistants_only_where_the_server_continues_it():

@@ -11,7 +11,7 @@ from support.fakes import Found, Replay, Says, elapsed
 
 from rag_train.errors import UserError
 from rag_train.eval.metrics.measures import depth
-from rag_train.llm.base import Completion, Sampling, TokenLogprob, Usage
+from rag_train.llm.base import Abilities, Completion, Sampling, TokenLogprob, Usage
 from rag_train.llm.transformers import Inspection
 from rag_train.schema import Passage, Question, Trajectory
 from rag_train.strategies.base import Kit
@@ -95,7 +95,7 @@ def test_dragin_goes_on_from_the_token_that_triggers():
         entropy = tuple(9.0 if token == "Bob." else 0.0 for token in tokens[start:])
         return Inspection(tokens, start, spans, entropy, torch.ones(len(tokens), len(tokens)))
 
-    llm.inspect = inspect
+    llm.inspect, llm.abilities = inspect, Abilities(attention=True)
     got = answer("dragin,max_sentences=1", llm, Found(PASSAGES))
     assert got.reasoning == "It was Ada." and got.retrievals == 1 and got.answer == "Ada"
 

@@ -71,8 +71,11 @@ def test_a_follow_up_in_place_of_an_answer_counts_as_a_step():
 
 
 def test_a_cut_call_leaves_a_note_of_its_subquery():
-    got, _ = answer("deeprag,max_tokens=4", f"{FOLLOW} who was the first of them all", "Ada")
-    assert got.notes["cut"] == "a call ended at max_tokens=4, at the subquery 'who was'"
+    got, found = answer("deeprag,max_tokens=4", f"{FOLLOW} Who?\nLet's search the question", "Ada")
+    assert got.notes["cut"] == (
+        "a call ended at max_tokens=4, at the subquery 'Who?'; controller: 1 of its texts at the limit of tokens"
+    )
+    assert not got.steps and not found.queries and got.answer == "Ada"
 
 
 def test_a_search_that_was_only_written_is_not_a_retrieval():
