@@ -230,7 +230,7 @@ async def _stream(events: AsyncIterator[Event], head: dict[str, Any]) -> AsyncIt
                 yield chunk({"content": ""}, **{kind: value})
             else:
                 yield chunk({"content": value.answer or ""})
-                yield chunk({}, "stop", trajectory=value, usage=_usage(value))
+                yield chunk({}, _finish(value), trajectory=value, usage=_usage(value))
     except HTTPException as error:
         yield _event(failure(error.status_code, error.detail))
     yield "data: [DONE]\n\n"
@@ -238,9 +238,14 @@ async def _stream(events: AsyncIterator[Event], head: dict[str, Any]) -> AsyncIt
 
 def _completion(trajectory: Trajectory, head: dict[str, Any]) -> str:
     message = {"role": "assistant", "content": trajectory.answer or ""}
-    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    choice = {"index": 0, "message": message, "finish_reason": _finish(trajectory)}
     more = {"choices": [choice], "usage": _usage(trajectory), "trajectory": trajectory}
     return _json(head | {"object": "chat.completion"} | more)
+
+
+def _finish(trajectory: Trajectory) -> str:
+    """Return why the answer ended; an answer that was cut is empty."""
+    return "length" if trajectory.answer is None and trajectory.cut else "stop"
 
 
 def _usage(trajectory: Trajectory) -> dict[str, int]:

@@ -169,6 +169,14 @@ def stream(url: str, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
 # -- the protocol -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("cut", "finish"), [(True, "length"), (False, "stop")])
+def test_says_of_an_answer_that_it_was_cut(cut: bool, finish: str):
+    call = LLMCall(module="reader", prompt_tokens=1, completion_tokens=9, cut=cut)
+    trajectory = Trajectory(question_id="q", question="Who?", strategy="direct", calls=[call])
+    [choice] = json.loads(service._completion(trajectory, {}))["choices"]
+    assert choice["finish_reason"] == finish and choice["message"]["content"] == ""
+
+
 @pytest.mark.parametrize("strategy", ["", "deeprag-retrieve", "cot-rag,k=2"])
 @pytest.mark.slow
 def test_streamed_and_complete_responses_agree(url: str, questions: list[str], strategy: str):
