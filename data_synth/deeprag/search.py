@@ -63,8 +63,8 @@ class Node:
 
     ``answer`` is the final answer if the controller ended the trajectory here, and ``correct`` says whether it is
     accepted. ``unparsed`` is the controller's line if it is neither a subquery nor a final answer, and ``cut`` says
-    whether it was too long. ``refused`` has the reasons of the calls that were refused here. ``children`` are in the
-    order of the queue: parametric answers before retrieved ones.
+    whether it was too long. ``refused`` has the reasons of the calls that were refused here. ``children`` are in
+    the order of the queue: parametric answers before retrieved ones.
     """
 
     steps: tuple[Step, ...] = ()

@@ -20,12 +20,11 @@ from rag_train.llm.replies import (
     Logprobs,
     Token,
     UsageMessage,
-    after_thoughts,
     ended_by_limit,
     first_stop,
-    has_thoughts,
     yes_no,
 )
+from rag_train.llm.thoughts import after_thoughts, has_thoughts
 from rag_train.progress import console
 from rag_train.retrieval.corpus import encodable
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from rag_train.llm.base import Sampling
-from rag_train.llm.thoughts import spoken
+from rag_train.llm.thoughts import after_thoughts
 
 _OPENING = re.compile(r"[\[{]")
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]|"', re.DOTALL)
@@ -30,7 +30,7 @@ def conform(text: str, sampling: Sampling) -> str | None:
     For JSON: the only value of the schema, without the code fence or the words around it. Inner values are not
     taken, so that JSON that was cut or has an error is none. For regular expressions: the whole text.
     """
-    said = spoken(text)
+    said = after_thoughts(text)
     if said is None:
         return None
     if sampling.choice:

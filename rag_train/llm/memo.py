@@ -61,11 +61,10 @@ class CallLog:
         self._made: dict[tuple[str, Sampling], tuple[asyncio.Task[Completion], int]] = {}
         self.calls = [] if calls is None else calls
 
-    async def complete(self, module: str, prompt: str, sampling: Sampling, *, thoughts: bool = False) -> Completion:
+    async def complete(self, module: str, prompt: str, sampling: Sampling) -> Completion:
         """Continue ``prompt``; the call's tokens are counted under ``module``, a part of the strategy.
 
-        Thoughts are taken out of the text (`rag_train.llm.thoughts`), unless ``thoughts`` says that they belong to
-        it, as in Search-R1's transcripts.
+        Thoughts are taken out of the text (`rag_train.llm.thoughts`), unless the sampling keeps them.
 
         Raises:
             PromptTooLong: if the prompt and ``max_tokens`` do not fit the model's context.
@@ -77,19 +76,17 @@ class CallLog:
         call_depth.set(max(call_depth.get(), order))
         conversation.set(self)
         if task is None:
-            task = asyncio.create_task(self._complete(module, prompt, sampling, order, thoughts))
+            task = asyncio.create_task(self._complete(module, prompt, sampling, order))
             self._made[prompt, sampling] = task, order
         return await task
 
-    async def _complete(
-        self, module: str, prompt: str, sampling: Sampling, order: int, thoughts: bool
-    ) -> Completion:
+    async def _complete(self, module: str, prompt: str, sampling: Sampling, order: int) -> Completion:
         """Make the call, unless an earlier attempt at the item completed it, and record it."""
         so_far = kept.get() or Kept()
         key = id(self._llm), prompt, sampling
         known = so_far.completions.get(key)
         completion = known or await self._ask(prompt, sampling)
-        said = completion if thoughts else without_thoughts(completion)
+        said = completion if sampling.thoughts else without_thoughts(completion)
         usage = completion.usage
         call = LLMCall(
             module=module,

@@ -26,12 +26,11 @@ from rag_train.llm.replies import (
     Token,
     TokenId,
     UsageMessage,
-    after_thoughts,
     ended_by_limit,
     first_stop,
-    has_thoughts,
     yes_no,
 )
+from rag_train.llm.thoughts import after_thoughts, has_thoughts
 from rag_train.progress import console
 from rag_train.retrieval.corpus import encodable
 

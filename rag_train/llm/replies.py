@@ -19,13 +19,6 @@ _FAILED = re.compile(r"\b(abort|error|cancel|fail|timeout|interrupt)")
 _FILTERED = re.compile(r"\b(filter|safety|sensitive|prohibit|block|refus|recitation|spii|guardrail|moderat)")
 _LIMITED = re.compile(r"\b(length|limit|max)\b")
 _ENDED = re.compile(r"\b(stop|stopped|eos|eot|end|complete|completed|done|finished|tool|function)\b")
-_NAMES = "think|thinking|thought|thoughts|reasoning"
-_OPEN = re.compile(
-    rf"\s*(?:[<\[◁](?:seed:)?(?:{_NAMES})[>\]▷]|<\|start_thinking\|>|<\|channel\|>analysis)", re.IGNORECASE
-)
-_CLOSE = re.compile(
-    rf"[<\[◁]/(?:seed:)?(?:{_NAMES})[>\]▷]|<\|end_thinking\|>|<\|channel\|>final<\|message\|>", re.IGNORECASE
-)
 
 
 class _Details(BaseModel):
@@ -144,19 +137,6 @@ def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str | None]:
     """Return where ``text`` has to end, and the stop string there: the one that is complete first."""
     found = [(text.index(stop) + len(stop), text.index(stop), stop) for stop in stops if stop in text]
     return min(found)[1:] if found else (len(text), None)
-
-
-def has_thoughts(text: str) -> bool:
-    """Whether a text begins with marked thoughts, or holds the mark of their end."""
-    return bool(_OPEN.match(text) or _CLOSE.search(text))
-
-
-def after_thoughts(text: str) -> str | None:
-    """Return what follows the thoughts, or ``text`` if there are none; None if the thoughts do not end."""
-    ends = list(_CLOSE.finditer(text))
-    if ends:
-        return text[ends[-1].end() :].lstrip("\n")
-    return None if _OPEN.match(text) else text
 
 
 def yes_no(value: bool) -> str:

@@ -7,47 +7,44 @@ from dataclasses import replace
 
 from rag_train.llm.base import Completion
 
-_NAME = "(?i:think|thinking|thought|reasoning|seed:think)"
-_BEGIN = re.compile(rf"<{_NAME}>|\[THINK\]")
-_END = re.compile(rf"</{_NAME}>|\[/THINK\]")
-_WHOLE = re.compile(rf"(?:{_BEGIN.pattern}).*?(?:{_END.pattern})", re.DOTALL)
-_BEGUN = re.compile(rf"({_BEGIN.pattern})\s*$")
+_NAME = "(?:seed:)?(?:think|thinking|thought|thoughts|reasoning)"
+_OPEN = re.compile(rf"[<\[◁]{_NAME}[>\]▷]|<\|start_thinking\|>|<\|channel\|>analysis", re.IGNORECASE)
+_TAG = re.compile(rf"<{_NAME}>", re.IGNORECASE)
+"""A beginning that is taken for one anywhere in a text: in prose, words in brackets may mean something else."""
+_CLOSE = re.compile(rf"[<\[◁]/{_NAME}[>\]▷]|<\|end_thinking\|>|<\|channel\|>final<\|message\|>", re.IGNORECASE)
+_BEGUN = re.compile(rf"([<\[◁])({_NAME}[>\]▷])\s*$", re.IGNORECASE)
 
 
-def spoken(text: str) -> str | None:
-    """Return ``text`` without thoughts; None if the text ends within a thought.
+def has_thoughts(text: str) -> bool:
+    """Whether a text begins with marked thoughts, or holds the mark of their end."""
+    return bool(_OPEN.match(text.lstrip()) or _CLOSE.search(text))
 
-    A thought that the prompt has begun has only an end in the text.
+
+def after_thoughts(text: str) -> str | None:
+    """Return what follows the thoughts, or ``text`` if there are none; None if the text ends within thoughts.
+
+    Thoughts that the prompt has begun have only an end in the text.
     """
-    said = _END.split(_WHOLE.sub("", text))[-1]
-    if _BEGIN.search(said):
-        return None
-    return text if said == text else said.lstrip("\n")
+    ends = list(_CLOSE.finditer(text))
+    after = text[ends[-1].end() :].lstrip("\n") if ends else text
+    return None if _OPEN.match(after.lstrip()) or _TAG.search(after) else after
 
 
 def without_thoughts(completion: Completion) -> Completion:
-    """Return a completion without thoughts and their tokens.
-
-    A text that ends within a thought is cut: it has no answer.
-    """
-    said = spoken(completion.text)
-    if said == completion.text:
+    """Return a completion without thoughts and their tokens; one that ends within thoughts is cut."""
+    text = after_thoughts(completion.text)
+    if text == completion.text:
         return completion
-    if said is None:
+    if text is None:
         return replace(completion, text="", token_ids=(), logprobs=(), stop=None, truncated=True)
-    first, at = 0, 0
     tokens = [token.text for token in completion.chosen]
-    ends = [match.end() for match in _END.finditer("".join(tokens))]
-    while ends and first < len(tokens) and at + len(tokens[first]) <= ends[-1]:
-        at += len(tokens[first])
-        first += 1
+    end = max((match.end() for match in _CLOSE.finditer("".join(tokens))), default=0)
+    first = next((i for i in range(len(tokens)) if sum(map(len, tokens[: i + 1])) > end), len(tokens))
     return replace(
-        completion, text=said, token_ids=completion.token_ids[first:], logprobs=completion.logprobs[first:]
+        completion, text=text, token_ids=completion.token_ids[first:], logprobs=completion.logprobs[first:]
     )
 
 
 def closed(turn: str) -> str:
-    """Return a prompt with an empty thought in place of one that it begins: the answer is what is asked for."""
-    if not (begun := _BEGUN.search(turn)):
-        return turn
-    return f"{turn.rstrip()}\n\n{begun[1][0]}/{begun[1][1:]}\n\n"
+    """Return a prompt whose last thought is empty and closed if the prompt begins one: an answer is asked for."""
+    return _BEGUN.sub(r"\1\2\n\n\1/\2\n\n", turn)

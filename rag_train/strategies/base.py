@@ -231,17 +231,12 @@ class Run:
         llm = self.kit.models.get(role, self.kit.llm)
         return as_turn(llm.tokenizer, head + body) + lead
 
-    async def complete(
-        self, module: str, prompt: str, sampling: Sampling, role: str = "", *, thoughts: bool = False
-    ) -> Completion:
-        """Continue ``prompt`` with the model for ``role``; the tokens are counted under ``module``.
-
-        For ``thoughts`` see `CallLog.complete`.
-        """
+    async def complete(self, module: str, prompt: str, sampling: Sampling, role: str = "") -> Completion:
+        """Continue ``prompt`` with the model for ``role``; the tokens are counted under ``module``."""
         most = self._budget.max_tokens
         if most is not None and sampling.max_tokens > 1:  # a call of one token asks for its probabilities only
             sampling = replace(sampling, max_tokens=most)
-        return await self.log(role).complete(module, prompt, sampling, thoughts=thoughts)
+        return await self.log(role).complete(module, prompt, sampling)
 
     async def ask(self, task: Task, fields: Fields, role: str = "") -> Any:
         """Perform a task and return the answer, of the task's type; None if the model gave none (see `perform`)."""

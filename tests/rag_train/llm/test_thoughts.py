@@ -8,7 +8,7 @@ from support.fakes import CHAT, Says
 from rag_train.formats.prompting import as_turn
 from rag_train.llm.base import Completion, Sampling, TokenLogprob, Usage
 from rag_train.llm.memo import CallLog
-from rag_train.llm.thoughts import spoken, without_thoughts
+from rag_train.llm.thoughts import after_thoughts, without_thoughts
 
 
 @pytest.mark.parametrize(
@@ -17,16 +17,18 @@ from rag_train.llm.thoughts import spoken, without_thoughts
         ("Paris", "Paris"),
         ("<think>\nRome?\n</think>\n\nParis", "Paris"),
         ("Rome?\n</think>\nParis", "Paris"),
-        ("<THINK>a</THINK> Paris <think>b</think>.", " Paris ."),
+        ("<THINK>a</THINK> Paris", " Paris"),
         ("<reasoning>a</reasoning>[THINK]b[/THINK]Paris", "Paris"),
         ("<think>\nRome", None),
+        (" [thinking] Rome", None),
         ("Paris <think>", None),
         ("<think>a</think> Paris <think>b", None),
         ("a < b, [think], <thinker>", "a < b, [think], <thinker>"),
+        ("<think>a<think>b</think>c</think>d", "d"),
     ],
 )
 def test_thoughts_are_left_out_and_an_open_thought_is_no_text(text: str, said: str | None):
-    assert spoken(text) == said
+    assert after_thoughts(text) == said
 
 
 def test_tokens_of_thoughts_go_with_them():
@@ -41,7 +43,7 @@ def test_a_text_that_ends_within_a_thought_counts_as_cut():
     got = asyncio.run(log.complete("reader", "q", Sampling()))
     assert got.truncated and got.whole is None and not got.text
     assert [call.cut for call in log.calls] == [True]
-    kept = asyncio.run(CallLog(log._llm).complete("controller", "q", Sampling(), thoughts=True))
+    kept = asyncio.run(log.complete("controller", "q", Sampling(thoughts=True)))
     assert kept.text.startswith("<think>")
 
 

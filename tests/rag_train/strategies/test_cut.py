@@ -5,6 +5,7 @@ import json
 
 import pytest
 from support.fakes import Cut, Found, Says
+from support.hostile import ASKED, HostileModel, HostileRetriever
 from support.two_hop import FILM, MAN, QUESTION
 
 from rag_train.data_synth import classifiers, compound
@@ -13,7 +14,6 @@ from rag_train.data_synth.deeprag.run import _cold_start_outcome, _search_outcom
 from rag_train.data_synth.deeprag.search import SearchConfig, TreeSearch
 from rag_train.data_synth.modules import dualrag, hanrag, planrag
 from rag_train.data_synth.modules.recipes import DualRAGRecipe, HANRAGRecipe, PlanRAGRecipe
-from rag_train.eval.benchmarks.hostile import ASKED, HostileModel, HostileRetriever
 from rag_train.eval.metrics.summary import summarize
 from rag_train.judge import JudgeInput, verdict
 from rag_train.llm.memo import CallLog
@@ -94,7 +94,7 @@ def test_a_judge_has_no_verdict():
 def test_a_run_labels_no_question_whose_answer_it_cut():
     trajectory = asyncio.run(build("direct", kit("Nevada")).answer(QUESTION))
     assert Trajectory.model_validate_json(trajectory.model_dump_json()).cut
-    assert classifiers.labelled(QUESTION, {"direct": trajectory}).cut
+    assert classifiers.labelled(QUESTION, {"direct": trajectory}).refused == "cut"
 
 
 def test_a_whole_line_before_the_cut_is_read():

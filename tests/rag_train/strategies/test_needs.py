@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from support.fakes import Found, Says
+from support.hostile import ASKED, HostileModel, HostileRetriever
 
 from rag_train.errors import UserError
-from rag_train.eval.benchmarks.hostile import ASKED, HostileModel, HostileRetriever
 from rag_train.formats.deeprag import SEARCH
 from rag_train.llm.base import Abilities, Completion, Sampling
 from rag_train.schema import Passage
