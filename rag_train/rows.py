@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
 """Compressions by the bytes that a file begins with."""
-_PARQUET = b"PAR1"
+_PARQUET, _ZIP = b"PAR1", b"PK\x03\x04"
 _TABLE = re.compile(r"\.[ct]sv(\.(gz|zstd?|bz2))?$")
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -46,6 +46,8 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
         head = file.peek(4)[:4]
     if head == _PARQUET:
         return _parquet_rows(path)
+    if head == _ZIP:
+        raise UserError(f"{path}: a ZIP archive or a spreadsheet; unpack it, or export the sheet as CSV")
     if _TABLE.search(path.name.lower()):
         return _table_rows(path)
     return _json_rows(path)

@@ -129,14 +129,15 @@ def _popqa(row: Row) -> Question:
     )
 
 
-def _views(value: Any) -> int:
-    """Return the page views of a month; pandas writes them with a decimal point if one is missing."""
-    return int(float(value))
+def _views(value: Any) -> int | None:
+    """Return the page views of a month, if known; pandas writes them with a decimal point if some are missing."""
+    return int(float(value)) if text_of(value) else None
 
 
 def _long_tail(question: Question) -> bool:
     """Whether the subject of PopQA's question has fewer than 100 page views per month (Self-RAG, section 4.1)."""
-    return _views(question.metadata["s_pop"]) < 100
+    views = _views(question.metadata["s_pop"])
+    return views is not None and views < 100
 
 
 def _strategyqa(row: Row) -> Question:
@@ -186,8 +187,8 @@ def _flashrag(row: Row) -> Question:
     """Read FlashRAG's rows, and Search-R1's, whose ids are unique only within their ``data_source``."""
     source = f"{row['data_source']}:" if row.get("data_source") else ""
     id, metadata = f"{source}{row['id']}", row.get("metadata") or {}
-    if row.get("choices"):
-        asked = multiple_choice(row["question"], choices(row["choices"]), row["golden_answers"])
+    if listed := row.get("choices") or metadata.get("choices"):
+        asked = multiple_choice(row["question"], choices(listed), row["golden_answers"])
         return Question(id=id, **asked | {"metadata": metadata | asked["metadata"]})
     return Question(id=id, question=row["question"], answers=accepted(row["golden_answers"]), metadata=metadata)
 

@@ -228,6 +228,11 @@ def _recognize(row: Row, kind: str | None, where: str) -> str:
             return name
     if kind is not None:
         return kind
+    if not any(word in field.lower() for field in map(str, row) for word in ("answer", "output", "target", "gold")):
+        raise UserError(
+            f"{where}: no field of answers among {', '.join(map(str, row))[:200]!r}: test splits have none; give a "
+            "split with answers, or name the fields with --columns question=...,answers=..."
+        )
     raise UserError(
         f"{where}: no known format has the fields {', '.join(map(str, row))[:200]!r}; name the fields with "
         f"--columns question=...,answers=..., convert the file, or name its format: {', '.join(FORMATS)}"

@@ -108,6 +108,7 @@ def _passages(row: Row) -> list[Passage]:
     if isinstance(id, bool) or not isinstance(id, str | int) or id == "":
         raise ValueError("no id (a string or a whole number under 'id', '_id' or 'docid')")
     title = row.get("title") or ""
+    title = str(title) if isinstance(title, int) else title
     if not isinstance(title, str):
         raise ValueError("the title is not a string")
     if "wikipedia_title" in row:

@@ -86,7 +86,7 @@ def test_a_damaged_compressed_file_is_one_line(tmp_path: Path) -> None:
         ),
         ("id;question;answers\n1;who\n", "line 2: 2 fields, but the header has 3; give every row all fields"),
         ('id,question,answers\n1,"who,Paris\n', "line 2: unexpected end of data; quote texts as in CSV"),
-        ("q,a\nwho,Paris\n", "line 2: no known format has the fields 'q, a'; name the fields with --columns"),
+        ("q,a\nwho,Paris\n", "line 2: no field of answers among 'q, a': test splits have none; give a split"),
     ],
 )
 def test_a_row_of_a_table_is_refused_if_its_fields_are_not_the_headers(

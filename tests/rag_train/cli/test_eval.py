@@ -138,7 +138,7 @@ def test_rejects_mistakes_before_writing(tmp_path: Path, monkeypatch: pytest.Mon
     build_index("bm25", tmp_path / "corpus.jsonl", tmp_path / "index", lambda done: None)
     asked, wrong = tmp_path / "q.jsonl", tmp_path / "wrong.jsonl"
     asked.write_text(numbered(0)[0].model_dump_json() + "\n")
-    wrong.write_text('{"prompt": "?", "completion": "!"}\n')
+    wrong.write_text('{"prompt": "?", "target": "!"}\n')
     embeddings = adapter(tmp_path / "e", **{"base_model.model.model.embed_tokens.weight": (7, 128)})
     head = adapter(tmp_path / "h", **{"base_model.model.lm_head.lora_B.weight": (7, 4)})
     output, index = tmp_path / "m", ["--index", str(tmp_path / "index")]

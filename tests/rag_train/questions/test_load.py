@@ -134,7 +134,11 @@ def test_loads_hub_datasets_with_the_datasets_library(monkeypatch: pytest.Monkey
         (f"[{ROW},\n{ROW}]", "row 2: duplicate id 'q', first at row 1"),
         (f"[{ROW}, 3]", "row 2: not a JSON object"),
         (f"[{ROW}", "invalid JSON"),
-        ('{"prompt": "?", "reply": "!"}', "the fields 'prompt, reply'; name the fields with --columns question="),
+        (
+            '{"id": "q", "question": "?"}',
+            "line 1: no field of answers among 'id, question': test splits have none; give",
+        ),
+        ('{"prompt": "?", "target": "!"}', "the fields 'prompt, target'; name the fields with --columns question="),
         (json.dumps(SHAPES["musique"][0] | {"answerable": False}), "leave such questions out with --unanswerable"),
         (json.dumps(SHAPES["commonsenseqa"][0] | {"answerKey": ""}), "line 1: the question has no answer (its key"),
         (json.dumps(SHAPES["mmlu"][0] | {"answer": -1}), "line 1: the question has no answer (its key is -1)"),
@@ -149,6 +153,7 @@ def test_loads_hub_datasets_with_the_datasets_library(monkeypatch: pytest.Monkey
         ("[]", "no questions"),
         ("", "no questions"),
         ("[\udce9]", "not UTF-8"),
+        ("PK\3\4", "q.json: a ZIP archive or a spreadsheet; unpack it"),
         (None, "No such file"),
     ],
 )

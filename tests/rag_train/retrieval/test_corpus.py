@@ -18,6 +18,7 @@ from rag_train.schema import Passage
     ("name", "content"),
     [
         ("beir.jsonl", '{"_id": "7", "title": "A \\"b\\"", "text": "Some text.", "metadata": {}}\n'),
+        ("title.json", '{"id": 7, "contents": "A \\"b\\"\\nSome text."}'),
         ("docid.jsonl", '\ufeff{"docid": 7, "title": "A \\"b\\"", "text": "Some text."}'),
         ("flashrag.jsonl", '{"id": "7", "contents": "\\"A \\"b\\"\\"\\nSome text."}\n\n'),
         ("title.jsonl", '{"id": 7, "title": "A \\"b\\"", "contents": "A \\"b\\"\\nSome text."}\n'),
