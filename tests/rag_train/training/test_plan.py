@@ -112,7 +112,7 @@ def seven_billion(processes: int, **keys: Any) -> Plan:
 
 
 def test_checkpoints_of_seven_billion_parameters_take_what_was_seen():
-    """T5: about 107 GB each under ZeRO-3. One is kept while the next is written; of the best one the weights."""
+    """About 107 GB each under ZeRO-3. One is kept while the next is written; of the best one the weights."""
     planned = seven_billion(8)
     assert planned.checkpoint == pytest.approx(107e9, rel=0.01) and planned.checkpoints == 3
     assert planned.disk == pytest.approx(2 * 107e9, rel=0.01)
@@ -120,7 +120,8 @@ def test_checkpoints_of_seven_billion_parameters_take_what_was_seen():
     assert best.disk == pytest.approx(2 * 107e9 + 15.2e9, rel=0.01)
     light = seven_billion(8, save_only_model=True)
     assert light.checkpoint == pytest.approx(15.2e9, rel=0.01) and light.disk == pytest.approx(2 * 15.2e9, rel=0.01)
-    adapted = seven_billion(8, lora=LoraRecipe())
+    assert (kept := seven_billion(8, lora=LoraRecipe())).disk == pytest.approx(2 * kept.checkpoint, rel=0.01)
+    adapted = seven_billion(8, lora=LoraRecipe(merge=True))
     assert adapted.disk == pytest.approx(adapted.checkpoint + 15.2e9, rel=0.01)
 
 
