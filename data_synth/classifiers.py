@@ -22,6 +22,7 @@ from rag_train.data_synth.modules.examples import task_record
 from rag_train.errors import UserError
 from rag_train.files import read_records
 from rag_train.formats.tasks import Task
+from rag_train.identity import code
 from rag_train.progress import console
 from rag_train.questions.load import load_questions
 from rag_train.resumable import WHOLE, Outcome, Rejected, Shard, Summary, run
@@ -149,7 +150,8 @@ async def synthesize_classifier(method: Method, recipe: ClassifierRecipe, shard:
         records = uar_records(question, recipe.seed, instructions=recipe.instructions)
         return Outcome(records, dict(Counter(f"{r.task} {r.segments[-1].text.strip()}" for r in records)))
 
-    settings = {name: str(value) for name, value in vars(recipe).items()} | {"method": method}
+    settings = {name: str(value) for name, value in vars(recipe).items()}
+    settings |= {"method": method, "code": code(labelled_questions)}
     summary = await run(questions, work, Path(recipe.output), settings, label=method, shard=shard)
     if absent := [name for name in ALL[method] if not summary.counts.get(name)]:
         console.print(

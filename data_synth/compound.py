@@ -23,7 +23,6 @@ from rag_train.files import write_text
 from rag_train.formats.deeprag import one_line
 from rag_train.formats.tasks import Fields, Task
 from rag_train.llm.engines import EngineConfig, open_engine
-from rag_train.provenance import weights_sha256
 from rag_train.recipe import Count
 from rag_train.resumable import WHOLE, Outcome, Rejected, Shard, Summary, cost, run
 from rag_train.retrieval.batching import AsyncRetriever
@@ -111,20 +110,20 @@ async def synthesize_compound(recipe: CompoundRecipe, shard: Shard = WHOLE) -> S
     drawn = entities(index.passages, recipe)
     async with open_engine(recipe.model, recipe.engine) as llm:
         kit = Kit(llm, AsyncRetriever(index), recipe.documents, recipe.instructions)
-        return await synthesize_with(recipe, drawn, kit, {"corpus_sha256": index.corpus_sha256}, shard)
+        return await synthesize_with(recipe, drawn, kit, kit.retriever.identity, shard)
 
 
 async def synthesize_with(
-    recipe: CompoundRecipe, drawn: Sequence[Entity], teacher: Kit, settings: dict[str, Any], shard: Shard = WHOLE
+    recipe: CompoundRecipe, drawn: Sequence[Entity], teacher: Kit, identity: Any, shard: Shard = WHOLE
 ) -> Summary:
-    """Build the benchmark with drawn entities and an open teacher."""
+    """Build the benchmark with drawn entities and an open teacher; ``identity`` is the retriever's."""
 
     async def work(entity: Entity) -> Outcome:
         return await compose(entity, recipe, teacher)
 
-    identity = identifying_settings(recipe) | {"model_sha256": weights_sha256(recipe.model), **settings}
+    settings = identifying_settings(recipe, identity, compose)
     output = Path(recipe.output)
-    summary = await run(drawn, work, output, identity, label="compound questions", shard=shard)
+    summary = await run(drawn, work, output, settings, label="compound questions", shard=shard)
     if not summary.remaining:
         _write_splits(output)
     return summary

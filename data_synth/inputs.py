@@ -10,7 +10,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rag_train.errors import UserError
+from rag_train.errors import UserError, masked
+from rag_train.identity import code, files, model_or_service
+from rag_train.llm.engines import EngineConfig
+from rag_train.llm.engines import identity as engine_identity
+from rag_train.provenance import weights_sha256
 from rag_train.questions.load import StoredQuestions, at_most, each_question
 from rag_train.schema import Question
 
@@ -74,12 +78,43 @@ def check_unique_ids(questions: Sequence[Question]) -> None:
         raise UserError(f"questions: id {repeated[:80]!r} occurs more than once; give each question its own id")
 
 
-def identifying_settings(recipe: Any) -> dict[str, Any]:
-    """Return a recipe's keys for the sidecar; of the engine's, only those that its answers depend on.
+def identifying_settings(recipe: Any, retriever: Any, *makers: Any) -> dict[str, Any]:
+    """Return all that a recipe's output depends on besides its questions, for the sidecar.
 
-    The others, such as its addresses, may change between runs that write the same output.
+    Args:
+        retriever: identity of the opened retriever.
+        makers: functions and classes that make the records, whose code and prompts count.
+
+    Raises UserError if a file of held-out questions cannot be read.
     """
-    settings = asdict(recipe)
+    settings = _without_secrets(asdict(recipe))
+    settings |= {"retriever": retriever, "code": code(*makers)}
+    if settings.get("held_out"):
+        settings["held_out_contents"] = files(recipe.held_out)
     if settings.get("model"):
-        settings["engine"] = recipe.engine.identity
+        settings |= {"model_sha256": weights_sha256(recipe.model)} | on_any_server(recipe.model, recipe.engine)
+    for name in ("reranker", "linker"):
+        if place := settings.get(name):
+            settings[name] = model_or_service(place)
     return settings
+
+
+def on_any_server(model: str, engine: EngineConfig) -> dict[str, Any]:
+    """Return the identity of ``model`` and its engine without addresses.
+
+    Each shard may have a server of its own, and a run may continue with a server elsewhere.
+    """
+    known = engine_identity(model, engine)
+    settings = {name: value for name, value in known["engine"].items() if name != "urls"}
+    return {"model_identity": known["model"], "engine": settings}
+
+
+def _without_secrets(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _without_secrets(part) for key, part in value.items()}
+        case list() | tuple():
+            return [_without_secrets(part) for part in value]
+        case str():
+            return masked(value)
+    return value

@@ -3,10 +3,17 @@
 import re
 from pathlib import Path
 
+_SECRET = "key|token|secret|password|passwd|auth|sig|signature"
+"""How the name of an address's parameter ends whose value is secret."""
+
 
 def masked(text: str) -> str:
-    """Return ``text`` without the names and passwords of the addresses in it (``http://user:password@host``)."""
-    return re.sub(r"://[^/\s]*@", "://***@", text)
+    """Return ``text`` without the secrets of the addresses in it.
+
+    These are names and passwords (``http://user:password@host``) and keys among the parameters (``?api_key=...``).
+    """
+    text = re.sub(r"://[^/\s]*@", "://***@", text)
+    return re.sub(rf"([?&][\w.-]*(?:{_SECRET})=)[^&\s,)\"']+", r"\1***", text, flags=re.IGNORECASE)
 
 
 class UserError(Exception):

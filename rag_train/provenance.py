@@ -16,12 +16,20 @@ from typing import Any
 
 from rag_train.files import cache_directory, write_text
 
+_STATES = {"training_args.bin", "optimizer.bin", "scheduler.bin"}
+"""Files of a training that have the ending of weights."""
+
 
 @cache
 def code_version() -> str:
-    """Return the package's version and, in a git checkout, its commit, with "+" if the code has changed since."""
+    """Return the package's version and, in a git checkout of its own code, the commit, with "+" if the code has
+    changed since.
+
+    A package that is installed in somebody's project lies in a checkout whose commits say nothing about it.
+    """
     root = Path(__file__).parents[1]
     try:
+        _git(root, "ls-files", "--error-unmatch", __file__)  # fails if the package's code is not in the checkout
         commit = _git(root, "describe", "--always", "--exclude=*").strip()
         return f"{version('rag-train')}-{commit}{'+' if changed_files(root) else ''}"
     except (OSError, subprocess.SubprocessError):
@@ -76,13 +84,14 @@ def settings_hash(settings: Mapping[str, Any], digits: int = 8) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:digits]
 
 
-def weights_sha256(directory: str) -> str | None:
-    """Return the SHA-256 of the weights in a model's or adapter's directory; None for a hub name.
+def weights_sha256(place: str) -> str | None:
+    """Return the SHA-256 of the weights in a file, or in a model's or adapter's directory; None for a hub name.
 
-    Each machine reads the files once: the cache directory keeps the hash by the files' place, size and time of
-    change, and processes that ask at the same time wait for it.
+    Of a directory with weights in several formats, those count that engines load: safetensors, then PyTorch's, then
+    GGUF. Each machine reads the files once: the cache directory keeps the hash by the files' place, size and time
+    of change, and processes that ask at the same time wait for it.
     """
-    weights = sorted(Path(directory).glob("*.safetensors"))
+    weights = _weights(Path(place))
     if not weights:
         return None
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in weights]
@@ -96,6 +105,16 @@ def weights_sha256(directory: str) -> str | None:
             return kept.read_text(encoding="utf-8")
     except OSError:  # the cache cannot be written
         return _sha256_of(weights)
+
+
+def _weights(place: Path) -> list[Path]:
+    """Return the files of weights of a model, however many, in a fixed order."""
+    if place.is_file():
+        return [place]
+    for pattern in ("*.safetensors", "*.bin", "*.gguf"):
+        if found := sorted(path for path in place.glob(pattern) if path.name not in _STATES):
+            return found
+    return []
 
 
 def _sha256_of(files: Iterable[Path]) -> str:

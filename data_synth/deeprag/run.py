@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rag_train.data_synth.deeprag.cold_start import ColdStart
 from rag_train.data_synth.deeprag.examples import chain_record, preference_pairs, sft_record
@@ -15,9 +16,7 @@ from rag_train.data_synth.leakage import keep_out
 from rag_train.formats.prompting import as_turn, task_prompt
 from rag_train.llm.base import LLM
 from rag_train.llm.engines import open_engine
-from rag_train.provenance import weights_sha256
 from rag_train.resumable import WHOLE, Outcome, Rejected, Shard, Summary, cost, run
-from rag_train.retrieval.base import corpus_sha256
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.open import open_retriever
 from rag_train.schema import LLMCall, Question, Record, SFTRecord
@@ -26,10 +25,9 @@ from rag_train.schema import LLMCall, Question, Record, SFTRecord
 async def synthesize(recipe: DeepRAGRecipe, shard: Shard = WHOLE) -> Summary:
     """Open the recipe's retriever and engine, and write its records. Raises UserError for invalid input."""
     questions = read_questions(recipe.questions, recipe.sample, recipe.seed, recipe.earlier)
-    retriever = open_retriever(recipe.index)
+    front = AsyncRetriever(open_retriever(recipe.index))
     async with open_engine(recipe.model, recipe.engine) as llm:
-        front = AsyncRetriever(retriever)
-        return await synthesize_with(recipe, llm, front, questions, corpus_sha256(retriever), shard)
+        return await synthesize_with(recipe, llm, front, questions, front.identity, shard)
 
 
 async def synthesize_with(
@@ -37,12 +35,13 @@ async def synthesize_with(
     llm: LLM,
     retriever: AsyncRetriever,
     questions: Sequence[Question],
-    corpus: str,
+    identity: Any,
     shard: Shard = WHOLE,
 ) -> Summary:
     """Write the recipe's records with an open engine, a retriever and loaded questions.
 
-    ``corpus`` is the SHA-256 of the retriever's corpus. Raises UserError if two questions have the same id.
+    ``identity`` is the retriever's (`rag_train.retrieval.base.Retriever`). Raises UserError if two questions have
+    the same id.
     """
     check_unique_ids(questions)
     searcher = TreeSearch(llm, retriever, recipe.search)
@@ -66,8 +65,7 @@ async def synthesize_with(
             records = [chain_record(question, result, passages, instructions=recipe.instructions)]
         return _search_outcome(question, result, [record for record in records if record])
 
-    settings = identifying_settings(recipe)
-    settings |= {"model_sha256": weights_sha256(recipe.model), "corpus_sha256": corpus}
+    settings = identifying_settings(recipe, identity, TreeSearch, ColdStart, sft_record, task_prompt, keep_out)
     label = f"searching ({recipe.stage})"
     work = keep_out(recipe.held_out, recipe.leak, outcome)
     return await run(questions, work, Path(recipe.output), settings, label=label, shard=shard)

@@ -6,7 +6,7 @@ The card, ``<output>.md``, is made from the data and its sidecar only, so it doe
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,16 @@ def _hashes(output: Path, settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     sources = settings.get("questions", [])
     paths = [output, *map(Path, [sources] if isinstance(sources, str) else sources)]
     of_files = [(path.name, sha256(path)) for path in paths if path.is_file()]
-    recorded = [(name.removesuffix("_sha256"), settings[name]) for name in settings if name.endswith("_sha256")]
-    return of_files + [(name, value) for name, value in recorded if value]
+    return of_files + [(name, value) for name, value in _recorded(settings) if value]
+
+
+def _recorded(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield name and value of the hashes in ``settings``, at any depth."""
+    for name, value in settings.items():
+        if name.endswith("_sha256"):
+            yield name.removesuffix("_sha256"), value
+        elif isinstance(value, Mapping):
+            yield from _recorded(value)
 
 
 def check_token() -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from rag_train.data_synth.inputs import check_unique_ids, identifying_settings
+from rag_train.data_synth.inputs import check_unique_ids, identifying_settings, on_any_server
 from rag_train.data_synth.leakage import keep_out
 from rag_train.data_synth.modules.factory import Factory
 from rag_train.data_synth.modules.recipes import GoldRecipe, TeacherRecipe
 from rag_train.progress import console
-from rag_train.provenance import weights_sha256
 from rag_train.resumable import WHOLE, Outcome, Shard, Summary, run
-from rag_train.retrieval.base import corpus_sha256
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.open import open_retriever
 from rag_train.schema import Question
@@ -25,11 +23,10 @@ from rag_train.strategies.kit import KitConfig, open_models
 async def synthesize_modules(factory: Factory, recipe: GoldRecipe, shard: Shard = WHOLE) -> Summary:
     """Open the recipe's retriever and teacher, and write its records. Raises UserError for invalid input."""
     questions = factory.questions(recipe)
-    opened = open_retriever(recipe.index)
-    retriever = AsyncRetriever(opened)
+    retriever = AsyncRetriever(open_retriever(recipe.index))
     async with _teacher(factory, recipe, retriever) as teacher:
-        settings = {"corpus_sha256": corpus_sha256(opened)}
-        summary = await synthesize_with(factory, recipe, questions, retriever, teacher, settings, shard)
+        identity = retriever.identity
+        summary = await synthesize_with(factory, recipe, questions, retriever, teacher, identity, shard)
     if factory.table and teacher:
         console.print(factory.table(summary.counts))
     return summary
@@ -41,25 +38,26 @@ async def synthesize_with(
     questions: Sequence[Question],
     retriever: AsyncRetriever,
     teacher: Kit | None,
-    settings: Mapping[str, Any],
+    identity: Any,
     shard: Shard = WHOLE,
 ) -> Summary:
     """Write the recipe's records with loaded questions, a retriever and an open teacher.
 
-    Raises UserError if two questions have the same id.
+    ``identity`` is the retriever's (`rag_train.retrieval.base.Retriever`). Raises UserError if two questions have
+    the same id.
     """
     check_unique_ids(questions)
 
     async def outcome(question: Question) -> Outcome:
         return await factory.outcome(question, recipe, retriever, teacher)
 
-    identity = identifying_settings(recipe) | {"method": factory.method, **settings}
+    settings = identifying_settings(recipe, identity, factory.outcome, keep_out) | {"method": factory.method}
     if isinstance(recipe, TeacherRecipe) and recipe.model:
-        identity["model_sha256"] = weights_sha256(recipe.model)
-        identity["roles"] = {role: config.identity for role, config in sorted(factory.roles(recipe).items())}
+        roles = sorted(factory.roles(recipe).items())
+        settings["roles"] = {role: on_any_server(config.place, config.engine) for role, config in roles}
     label = f"{factory.method}, {'by a teacher' if teacher else 'from gold'}"
     work = keep_out(recipe.held_out, recipe.leak, outcome)
-    return await run(questions, work, Path(recipe.output), identity, label=label, shard=shard)
+    return await run(questions, work, Path(recipe.output), settings, label=label, shard=shard)
 
 
 @asynccontextmanager

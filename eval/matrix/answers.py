@@ -9,19 +9,21 @@ from typing import Any
 
 from rag_train.errors import UserError
 from rag_train.files import read_records, write_records
+from rag_train.identity import code
 from rag_train.llm.memo import Kept, kept
 from rag_train.provenance import settings_hash
 from rag_train.resumable import UNFIT, Outcome, cost, reason_of, run
 from rag_train.schema import Question, Trajectory
 from rag_train.strategies.base import Kit, completed_steps
-from rag_train.strategies.registry import build
+from rag_train.strategies.registry import build, parse_strategy
 
 
 class Answers:
     """The trajectories of one strategy under fixed settings, stored in batches in a folder.
 
-    ``folder/<key>/`` contains each batch of trajectories and its questions; the key is a hash of strategy and
-    settings. A batch that was interrupted continues when the same questions are asked again.
+    ``folder/<key>/`` contains each batch of trajectories and its questions; the key is a hash of the strategy, its
+    code and prompts, and the settings. A batch that was interrupted continues when the same questions are asked
+    again.
     """
 
     def __init__(self, folder: Path, strategy: str, settings: Mapping[str, Any]):
@@ -34,7 +36,7 @@ class Answers:
                 ``questions``, the name of the question set, the progress bar shows it.
         """
         self.strategy = strategy
-        self.settings = {**settings, "strategy": strategy}
+        self.settings = {**settings, "strategy": strategy, "code": code(parse_strategy(strategy)[0])}
         self.folder = folder / settings_hash(self.settings, 16)
         self._stored: dict[str, Trajectory] = {}
         for question_file in sorted(self.folder.glob("*.questions.jsonl")):

@@ -129,10 +129,10 @@ async def estimate_cell(cell: str, strategy: str, kit: Kit, missing: Sequence[Qu
 
 
 def bound(strategy: str, passages: int) -> Bound | None:
-    """Return the most calls and searches of a question; None if they are stated for other settings only."""
+    """Return the most calls and searches of a question; None if none are stated, or only for other settings."""
     name, *pairs = strategy.split(",")
     _, settings = parse_strategy(strategy)
-    if passages != 3 or {pair.partition("=")[0] for pair in pairs} - BUDGET.keys():
+    if name not in BOUNDS or passages != 3 or {pair.partition("=")[0] for pair in pairs} - BUDGET.keys():
         return None
     limits = settings.get("max_calls"), settings.get("max_retrievals")
     own = BOUNDS[name]

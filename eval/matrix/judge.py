@@ -1,6 +1,7 @@
 """Verdicts of a language model on the answers of an evaluation matrix (`rag_train.judge`).
 
-Verdicts are stored in ``DIR/verdicts/<judge>/``, so that each distinct answer is judged once for all cells.
+Verdicts are stored in ``DIR/verdicts/<key>/``, so that each distinct answer is judged once for all cells. The key
+is a hash of the model, its engine's settings, the prompt and the code that asks.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from rag_train.eval.matrix.cell import Cell, load_matrix
 from rag_train.eval.matrix.store import read_cell, rescore, write_matrix
 from rag_train.files import read_records
 from rag_train.formats.prompting import instruction
+from rag_train.identity import code
 from rag_train.judge import JUDGE, JudgeInput, verdict
 from rag_train.llm.base import LLM
-from rag_train.llm.engines import EngineConfig, open_engine
+from rag_train.llm.engines import EngineConfig, identity, open_engine
 from rag_train.llm.memo import CallLog, Kept, kept
-from rag_train.provenance import weights_sha256
+from rag_train.provenance import settings_hash
 from rag_train.resumable import REJECTED, UNFIT, Outcome, cost, reason_of, run
 from rag_train.schema import Question, Record, Trajectory
 
@@ -42,7 +44,8 @@ async def judge_matrix(directory: Path, model: str, config: EngineConfig) -> lis
     cells = load_matrix(directory).cells
     contents = {cell.id: read_cell(directory, cell) for cell in cells}
     inputs = {id: list(map(_judge_input, asked, answered)) for id, (asked, answered, _) in contents.items()}
-    folder = directory / "verdicts" / _digest(weights_sha256(model) or model)[:16]
+    settings = identity(model, config) | {"code": code(verdict)}
+    folder = directory / "verdicts" / settings_hash(settings, 16)
     verdicts = _stored_verdicts(folder)
     wanted = {answer.digest: answer for answers in inputs.values() for answer in answers if answer.prediction}
     if missing := [answer for digest, answer in wanted.items() if digest not in verdicts]:

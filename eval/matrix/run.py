@@ -19,18 +19,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rag_train.errors import UserError, masked
-from rag_train.eval.matrix.answers import Answers
+from rag_train.errors import UserError
+from rag_train.eval.matrix.answers import Answers, digest
 from rag_train.eval.matrix.cell import Cell, CellName
 from rag_train.eval.matrix.store import check_cell, write_cell, write_matrix
-from rag_train.provenance import weights_sha256
+from rag_train.identity import code
+from rag_train.provenance import settings_hash
 from rag_train.resumable import OpenItems
-from rag_train.retrieval.base import Retriever
+from rag_train.retrieval.base import Retriever, identity
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Question, Trajectory
 from rag_train.strategies.base import Kit
 from rag_train.strategies.kit import KitConfig, open_kit
-from rag_train.strategies.registry import build
+from rag_train.strategies.registry import build, parse_strategy
 
 
 async def run_matrix(
@@ -122,11 +123,11 @@ def stores(
     output: Path,
 ) -> dict[tuple[str, str], Answers]:
     """Return the stored answers of the model of ``config``, by strategy and retriever."""
-    common = _settings(config)
+    settings = {name: config.identity | {"retrievers": identities(each)} for name, each in retrievers.items()}
     return {
-        (strategy, name): Answers(output / "answers", strategy, common | {"retrievers": _corpora(by_kind)})
+        (strategy, name): Answers(output / "answers", strategy, of)
         for strategy in strategies
-        for name, by_kind in retrievers.items()
+        for name, of in settings.items()
     }
 
 
@@ -138,26 +139,25 @@ def for_model(config: KitConfig, place: str) -> KitConfig:
     return replace(config, model=place).located()
 
 
-def _settings(config: KitConfig) -> dict[str, Any]:
-    """Return the settings that the answers depend on; models by a hash of their weights, not by their paths."""
-    return {
-        "model": _weights(config.model),
-        "adapter": config.adapter and _weights(config.adapter),
-        "roles": {role: config.roles[role].identity for role in sorted(config.roles)},
-        "reranker": config.reranker and masked(_weights(config.reranker)),
-        "engine": config.engine.identity,
-        "passages": config.passages,
-        "instructions": config.instructions,
+def settings_of_watch(
+    config: KitConfig,
+    strategies: Sequence[str],
+    datasets: Mapping[str, Sequence[Question]],
+    retrievers: Mapping[str, Mapping[str, Retriever]],
+) -> str:
+    """Return a hash of all that the scores of a model depend on, besides the model."""
+    settings = {
+        "kit": config.of_any_model,
+        "strategies": [[strategy, code(parse_strategy(strategy)[0])] for strategy in strategies],
+        "datasets": {name: digest(questions) for name, questions in datasets.items()},
+        "retrievers": {name: identities(each) for name, each in retrievers.items()},
     }
+    return settings_hash(settings, 16)
 
 
-def _corpora(retrievers: Mapping[str, Retriever]) -> dict[str, list[str]]:
-    return {kind: [masked(index.name), getattr(index, "corpus_sha256", "")] for kind, index in retrievers.items()}
-
-
-def _weights(place: str) -> str:
-    """Return the hash of the weights at ``place``, or ``place`` if it is not a local model."""
-    return weights_sha256(place) or place
+def identities(retrievers: Mapping[str, Retriever]) -> list[Any]:
+    """Return kind and identity of each retriever, in an order that counts: the first is the main one."""
+    return [[kind, identity(retriever)] for kind, retriever in retrievers.items()]
 
 
 @asynccontextmanager

@@ -21,12 +21,19 @@ from rag_train.training.result import RESULT
 from rag_train.training.tracking import WANDB_ID
 
 BEST = "best"
+BEST_JSON = "best.json"
+OUTDATED = "outdated"
+"""Name of the directory of a former best checkpoint that is being replaced."""
 FINAL = "final"
 Log = Callable[[dict[str, Any]], None]
 
 
 def watch_checkpoints(
-    run: Path, metric: str, evaluate: Callable[[str, str], Sequence[Cell]], seconds: float = 10.0
+    run: Path,
+    metric: str,
+    evaluate: Callable[[str, str], Sequence[Cell]],
+    settings: str = "",
+    seconds: float = 10.0,
 ) -> dict[str, Any]:
     """Evaluate each newest complete checkpoint of ``run`` until training has finished, then the final model.
 
@@ -38,19 +45,22 @@ def watch_checkpoints(
         run: the training's ``output_dir``.
         metric: em, f1, accuracy or a key of ``RunSummary.measures``; higher is better.
         evaluate: evaluates a checkpoint, given its name and directory, and returns the cells.
+        settings: hash of all that ``evaluate`` depends on besides the checkpoint.
         seconds: seconds between two looks for a new checkpoint.
 
     Returns:
         The contents of ``best.json``.
 
     Raises:
-        UserError: if ``run`` is not a directory, or ``metric`` was not measured.
+        UserError: if ``run`` is not a directory, if ``metric`` was not measured, or if checkpoints of ``run`` were
+            evaluated with other settings or compared by another metric.
     """
     if not run.is_dir():
         raise UserError(f"--watch {run}: no such directory; give the output_dir of a training run")
-    log = run / EVALUATIONS
+    log, snapshot = run / EVALUATIONS, run / "evaluating"
     entries = [json.loads(line) for line in log.read_text().split("\n")[:-1]] if log.exists() else []
-    snapshot = run / "evaluating"
+    _recover(run, snapshot)
+    _require_same_evaluation(run, entries, metric, settings)
     with _wandb_log(run) as to_wandb:
         for name, place in _appearing(run, {entry["checkpoint"] for entry in entries}, seconds):
             if not _snapshot(place, snapshot):
@@ -58,19 +68,44 @@ def watch_checkpoints(
             values = _values(evaluate(name, str(snapshot)))
             if metric not in values:
                 raise UserError(f"--metric {metric}: not measured; give one of {', '.join(values)}")
-            entry = {"checkpoint": name, "step": _step(place)} | values
+            entry = {"checkpoint": name, "step": _step(place), "settings": settings} | values
             better = all(values[metric] > before[metric] for before in entries)
             if better:
-                write_text(snapshot / "best.json", to_json(entry | {"metric": metric}) + "\n")
-                shutil.rmtree(run / BEST, ignore_errors=True)
-                snapshot.rename(run / BEST)
+                write_text(snapshot / BEST_JSON, to_json(entry | {"metric": metric}) + "\n")
+                _publish(run, snapshot)
             with placed(log), log.open("a", encoding="utf-8") as file:
                 file.write(to_json(entry) + "\n")
             entries.append(entry)
-            to_wandb({f"eval/{key}": value for key, value in entry.items() if key != "checkpoint"})
+            to_wandb({f"eval/{key}": value for key, value in entry.items() if not isinstance(value, str)})
             console.print(f"{name}: {metric} {values[metric]:.4f}{', the best so far' if better else ''}")
     shutil.rmtree(snapshot, ignore_errors=True)
-    return json.loads((run / BEST / "best.json").read_text())
+    return json.loads((run / BEST / BEST_JSON).read_text())
+
+
+def _publish(run: Path, snapshot: Path) -> None:
+    """Put ``snapshot`` in the place of ``best/``. After a kill, `_recover` completes it."""
+    if (run / BEST).exists():
+        (run / BEST).rename(run / OUTDATED)
+    snapshot.rename(run / BEST)
+    shutil.rmtree(run / OUTDATED, ignore_errors=True)
+
+
+def _recover(run: Path, snapshot: Path) -> None:
+    """Complete what a kill has interrupted: ``best.json`` is in a snapshot only if it is to become ``best/``."""
+    if (snapshot / BEST_JSON).exists():
+        _publish(run, snapshot)
+    shutil.rmtree(run / OUTDATED, ignore_errors=True)
+
+
+def _require_same_evaluation(run: Path, entries: Sequence[dict[str, Any]], metric: str, settings: str) -> None:
+    """Raise UserError if the checkpoints of ``entries`` cannot be compared with those to come by ``metric``."""
+    remedy = f"give the same command again, or delete {run / EVALUATIONS} and {run / BEST} to begin anew"
+    if any(entry.get("settings") != settings for entry in entries):
+        raise UserError(f"--watch {run}: its checkpoints were evaluated with other questions or settings; {remedy}")
+    best = run / BEST / BEST_JSON
+    chosen = json.loads(best.read_text())["metric"] if best.exists() else "nothing"
+    if entries and chosen != metric:
+        raise UserError(f"--metric {metric}: {run / BEST} was chosen by {chosen}; {remedy}")
 
 
 def _appearing(run: Path, seen: set[str], seconds: float) -> Iterator[tuple[str, Path]]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from rag_train.errors import UserError
 from rag_train.eval.matrix.answers import Answers
 from rag_train.eval.matrix.estimate import CellEstimate, estimate_cell
+from rag_train.eval.matrix.run import identities
 from rag_train.progress import console
 from rag_train.questions.load import at_most, load_questions
 from rag_train.retrieval.base import Retriever
@@ -102,7 +103,7 @@ class CheckpointSource:
                 by_model.setdefault(request.model, []).append(request)
         out: dict[Request, T] = {}
         for model, group in by_model.items():
-            async with open_kit(replace(self.kit, model=self.models[model]), self.retrievers) as kit:
+            async with open_kit(self._kit(model), self.retrievers) as kit:
                 for request in group:
                     try:
                         build(request.strategy, kit)
@@ -116,7 +117,11 @@ class CheckpointSource:
         return request.model in self.models and request.questions in self.files
 
     def _stored(self, request: Request) -> Answers:
-        return Answers(self.work / request.model, request.strategy, {"model": self.models[request.model]})
+        settings = self._kit(request.model).identity | {"retrievers": identities(self.retrievers)}
+        return Answers(self.work / request.model, request.strategy, settings)
+
+    def _kit(self, model: str) -> KitConfig:
+        return replace(self.kit, model=self.models[model])
 
     def _missing(self, request: Request) -> list[Question]:
         return self._stored(request).missing(self.questions(request.questions))

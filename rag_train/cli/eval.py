@@ -177,9 +177,11 @@ def evaluate(
         return cells
 
     if watch:
+        from rag_train.eval.matrix.run import settings_of_watch
         from rag_train.eval.matrix.watch import watch_checkpoints
 
-        best = watch_checkpoints(watch, metric, run_checkpoint)
+        settings = settings_of_watch(config, strategies, datasets, retrievers)
+        best = watch_checkpoints(watch, metric, run_checkpoint, settings)
         line = f"{watch}/best: {best['checkpoint']}, {metric} {best[metric]:.4f}"
         print(json.dumps(best) if as_json else line)
         return

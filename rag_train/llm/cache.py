@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from rag_train.errors import UserError
+from rag_train.identity import model as model_identity
 from rag_train.llm.base import LLM, Abilities, Completion, Sampling
 from rag_train.llm.control import MARK
 
@@ -30,7 +31,8 @@ class CachedEngine:
     Args:
         llm: the engine to call.
         path: the SQLite file, on a local disk; created if it does not exist.
-        identity: everything except prompt and sampling that an answer depends on, such as the model's name.
+        identity: everything except prompt and sampling that an answer depends on; see
+            `rag_train.llm.engines.identity`.
 
     Raises:
         UserError: if the file cannot be used, or is not such a cache.
@@ -73,7 +75,8 @@ class CachedEngine:
         """Continue ``prompt``, from the file if it has the answer. Raises as the engine does, and UserError."""
         parts = prompt.split(MARK)  # which control tokens are marked is part of the key; a mark differs by process
         asked = parts if len(parts) > 1 else prompt
-        key = hashlib.sha256(json.dumps([self._identity, asked, asdict(sampling)]).encode()).digest()
+        settings = asdict(sampling) | {"adapter": sampling.adapter and model_identity(sampling.adapter)}
+        key = hashlib.sha256(json.dumps([self._identity, asked, settings]).encode()).digest()
         with self._user_errors():
             row = self._file.execute("SELECT completion FROM answers WHERE key = ?", (key,)).fetchone()
             if row:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
-from rag_train.errors import ServiceError, UserError
+from rag_train.errors import ServiceError, UserError, masked
+from rag_train.identity import code
+from rag_train.identity import model as model_identity
+from rag_train.identity import tokenizer as tokenizer_identity
+from rag_train.llm import guide
 from rag_train.llm.base import LLM, Abilities, Completion, EngineError, Sampling
 from rag_train.llm.checkpoint import base_of, check_adapter
 from rag_train.llm.timeout import Timed
@@ -87,10 +91,21 @@ class EngineConfig:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that answers depend on."""
-        names = ("kind", "dtype", "max_context", "tokenizer", "thinking", "thinking_tokens")
-        return {name: getattr(self, name) for name in names}
+        """The settings that answers depend on. The addresses belong to them, because servers may have different
+        models under one name, and so do the words that ask for a format."""
+        settings = {name: value for name, value in asdict(self).items() if name not in _INDIFFERENT}
+        if self.tokenizer:
+            settings["tokenizer"] = tokenizer_identity(self.tokenizer)
+        if self.kind in ("openai", "chat"):
+            settings |= {"urls": sorted(map(masked, self.urls)), "guide": code(guide)}
+        return settings
 
+
+_INDIFFERENT = {
+    *("max_lora_rank", "tensor_parallel", "gpu_memory", "max_sequences", "key", "timeout", "requests_per_minute"),
+    *("tokens_per_minute", "input_price", "output_price", "cache"),
+}
+"""Settings that make no difference to an answer."""
 
 _ONLY = {
     "dtype": ("vllm", "transformers"),
@@ -158,6 +173,13 @@ class Adapted:
 
     async def aclose(self) -> None:
         await self.llm.aclose()
+def identity(model: str, config: EngineConfig) -> dict[str, Any]:
+    """Return all that the answers of an engine depend on: the identity of ``model``, and the engine's settings.
+
+    A server's model has its name for an identity, and the weights if it is named after a directory of this machine.
+    """
+    served = config.kind in ("openai", "chat") and not Path(model).exists()
+    return {"model": {"name": model} if served else model_identity(model), "engine": config.identity}
 
 
 @asynccontextmanager
@@ -177,8 +199,7 @@ async def open_engine(model: str, config: EngineConfig) -> AsyncIterator[LLM]:
         if config.cache:
             from rag_train.llm.cache import CachedEngine
 
-            identity = [model, config.identity | {"urls": sorted(config.urls)}]
-            engine = CachedEngine(engine, config.cache, identity)
+            engine = CachedEngine(engine, config.cache, identity(base, config))
         yield Adapted(engine, adapter) if adapter else engine
     finally:
         await engine.aclose()

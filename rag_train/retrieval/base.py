@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from threading import BoundedSemaphore
 from typing import Any, Protocol
 
+from rag_train.errors import UserError
 from rag_train.schema import Passage
 
 
 class Retriever(Protocol):
     """A source of passages.
+
+    Attributes:
+        name: short name for tables. Retrievers with different settings may share it.
+        identity: all that its passages depend on, as JSON values without secrets: what it searches, the settings
+            with which it searches, and the identity of its models and of its parts. Whatever is stored is stored by
+            it; see the function `identity`.
 
     An index also has ``corpus_sha256``: see the function `corpus_sha256`. A retriever whose searches can run at the
     same time has ``threads``: see the function `threads`. One that asks a service has ``service``: see the function
@@ -21,12 +29,32 @@ class Retriever(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def identity(self) -> Any: ...
+
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return the ``k`` best passages for each query, best first, with scores; fewer if there are no more.
 
         Raises ServiceError if a service fails that it depends on.
         """
         ...
+
+
+def identity(part: Any) -> Any:
+    """Return the identity of a retriever or reranker. Raises UserError if it states none that is JSON."""
+    try:
+        return json.loads(json.dumps(part.identity))
+    except (AttributeError, TypeError, ValueError):
+        kind = type(part).__name__
+        raise UserError(
+            f"{kind}: no identity by which its results could be stored; give the class an attribute `identity`, "
+            "with all settings that its results depend on as JSON values"
+        ) from None
+
+
+def key(part: Any) -> str:
+    """Return a hash of the identity of a retriever or reranker."""
+    return hashlib.sha256(json.dumps(identity(part), sort_keys=True).encode()).hexdigest()
 
 
 def threads(part: Any) -> int:
@@ -69,9 +97,16 @@ def corpus_sha256(retriever: Retriever) -> str:
     return getattr(retriever, "corpus_sha256", "")
 
 
-def joint_sha256(retrievers: Iterable[Retriever]) -> str:
-    """Return one hash for the corpora of several retrievers: their common hash if equal, "" if one is unknown."""
-    parts = sorted({corpus_sha256(retriever) for retriever in retrievers})
-    if len(parts) == 1 or "" in parts:
-        return parts[0]  # "" sorts first
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+def common_corpus(retrievers: Iterable[Retriever]) -> str:
+    """Return the SHA-256 of the corpus of retrievers whose passages are merged by id; "" if one is unknown.
+
+    Raises UserError if two corpora are known to differ: an id could stand for a different passage in each.
+    """
+    corpora = {corpus_sha256(retriever): retriever.name for retriever in retrievers}
+    known = [name for corpus, name in corpora.items() if corpus]
+    if len(known) > 1:
+        raise UserError(
+            f"{' and '.join(known)} search different corpora, in which one id can stand for different passages; "
+            "index the same corpus file for each"
+        )
+    return min(corpora)

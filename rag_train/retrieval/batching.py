@@ -7,10 +7,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from typing import Any
 
 from rag_train.llm.memo import kept
 from rag_train.patience import Service
 from rag_train.retrieval.base import Retriever, service
+from rag_train.retrieval.base import identity as identity_of
 from rag_train.retrieval.base import threads as wanted_threads
 from rag_train.schema import Passage
 
@@ -53,6 +55,10 @@ class AsyncRetriever:
         self._began: dict[_Key, float] = {}  # queries passed to the retriever, with the event loop's time
         self._workers: set[asyncio.Task[None]] = set()
         self._service = Service(name) if (name := service(retriever)) else None
+
+    @property
+    def identity(self) -> Any:
+        return identity_of(self.retriever)
 
     async def search(self, query: str, k: int) -> list[Passage]:
         """Return the ``k`` best passages for one query. Raises the retriever's exception if its batch fails."""

@@ -11,11 +11,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from rag_train.errors import UserError
 from rag_train.retrieval.base import Retriever, corpus_sha256, in_turn, service, threads_of_parts
+from rag_train.retrieval.base import key as key_of
 from rag_train.schema import Passage
 
 _APPLICATION = 0x52415443  # "RATC": SQLite's application_id, in the header of the file
@@ -33,9 +35,7 @@ class CachedRetriever:
     web search also returns one.
 
     Args:
-        retriever: the retriever to call.
-        key: identifies everything except query and ``k`` that determines an answer, such as the hash of the corpus
-            and the settings of the retriever; answers with a different key are not used.
+        retriever: the retriever to call; only answers of a retriever with the same identity are used.
         path: the SQLite file, on a local disk; created if it does not exist.
 
     Attributes:
@@ -46,9 +46,9 @@ class CachedRetriever:
         UserError: if the file cannot be read or created, is damaged, or is not a cache.
     """
 
-    def __init__(self, retriever: Retriever, key: str, path: str | Path):
+    def __init__(self, retriever: Retriever, path: str | Path):
         self.retriever = retriever
-        self.key = key
+        self.key = key_of(retriever)
         self.path = Path(path)
         self.threads = threads_of_parts(retriever)
         self.service = service(retriever)
@@ -65,6 +65,10 @@ class CachedRetriever:
     @property
     def name(self) -> str:
         return self.retriever.name
+
+    @property
+    def identity(self) -> Any:
+        return self.retriever.identity
 
     @property
     def corpus_sha256(self) -> str:

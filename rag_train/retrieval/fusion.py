@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
+from typing import Any, Literal
 
 from rag_train.errors import UserError
-from rag_train.retrieval.base import Retriever, in_turn, joint_sha256, service, threads_of_parts
+from rag_train.retrieval.base import Retriever, common_corpus, identity, in_turn, service, threads_of_parts
 from rag_train.schema import Passage
 
 Method = Literal["rrf", "weighted"]
@@ -23,7 +23,8 @@ class FusedRetriever:
         depth: number of passages requested from each retriever; ``k`` if that is greater.
 
     Raises:
-        UserError: if the method is unknown, or if there is not one positive weight for each retriever.
+        UserError: if the method is unknown, if there is not one positive weight for each retriever, or if two
+            retrievers are known to have different corpora.
     """
 
     def __init__(
@@ -41,10 +42,16 @@ class FusedRetriever:
         self.depth = depth
         self.rrf_k = rrf_k
         self.name = f"{method}({', '.join(retriever.name for retriever in retrievers)})"
-        self.corpus_sha256 = joint_sha256(retrievers)
+        self.corpus_sha256 = common_corpus(retrievers)
         self.service = service(*retrievers)
         self.threads = threads_of_parts(*retrievers)
         self._searches = [in_turn(retriever, retriever.search) for retriever in retrievers]
+
+    @property
+    def identity(self) -> Any:
+        weights = [1.0] * len(self.retrievers) if self.weights is None else list(map(float, self.weights))
+        parts = [[weight, identity(part)] for weight, part in zip(weights, self.retrievers, strict=True)]
+        return {"fusion": self.method, "rrf_k": self.rrf_k, "depth": self.depth, "of": parts}
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return at most ``k`` passages for each query, with fused scores.
@@ -79,13 +86,16 @@ def fuse(
 
     Equal sums are ordered by the best rank in any ranking, then by the position of that ranking.
 
+    A passage is identified by its id. Of a web page, whose id is its address, each search shows another text.
+
     Args:
         lists: the ranking of each retriever, best first, without duplicates.
         weights: one positive number for each ranking; by default 1.
 
     Raises:
         UserError: if the method is unknown, if there are no rankings, if there is not one positive weight for each
-            ranking, or if ``weighted`` gets a passage without a finite score.
+            ranking, if ``weighted`` gets a passage without a finite score, or if two passages of different corpora
+            have the same id.
     """
     weights = _check_weights([1.0] * len(lists) if weights is None else weights, len(lists))
     parts: dict[str, list[float]] = {}
@@ -93,7 +103,12 @@ def fuse(
     passages: dict[str, Passage] = {}
     for number, (found, weight) in enumerate(zip(lists, weights, strict=True)):
         for rank, (passage, share) in enumerate(zip(found, _shares(found, method, rrf_k), strict=True), 1):
-            passages.setdefault(passage.id, passage)
+            known = passages.setdefault(passage.id, passage)
+            if (known.title, known.text) != (passage.title, passage.text) and "://" not in passage.id:
+                raise UserError(
+                    f"fusion: the id {passage.id[:80]!r} stands for different passages, {known.text[:40]!r} and "
+                    f"{passage.text[:40]!r}; let the retrievers search one corpus"
+                )
             parts.setdefault(passage.id, []).append(weight * share)
             best[passage.id] = min(best.get(passage.id, (rank, number)), (rank, number))
     # fsum rounds once, so that sums do not depend on the order of the lists.

@@ -6,13 +6,12 @@ Packages of optional extras are imported by the functions that need them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rag_train.errors import UserError
-from rag_train.files import sha256
 from rag_train.retrieval.base import Retriever
 from rag_train.retrieval.corpus import read_corpus
 from rag_train.retrieval.specification import WEB_SEARCHES, Combination, Place, Specification, parse
@@ -97,7 +96,7 @@ def _open(specification: Specification) -> Retriever:
         case Combination("cache", (inner, Place(file))):
             from rag_train.retrieval.cache import CachedRetriever
 
-            return CachedRetriever(_open(inner), identity_of(inner), file)
+            return CachedRetriever(_open(inner), file)
         case Combination(method, arguments, weights):
             from rag_train.retrieval.fusion import FusedRetriever, Method
 
@@ -154,7 +153,7 @@ def _open_milvus(text: str) -> tuple[MilvusRetriever, Encoder]:
         raise _error(text, "no collection", "write milvus://HOST:PORT/COLLECTION or milvus:FILE.db/COLLECTION")
     encoder = Encoder(family(options["encoder"]) if options.get("encoder") else EncoderConfig())
     metric: Any = options.get("metric", "ip")
-    return MilvusRetriever(uri, collection, encoder.encode_queries, metric), encoder
+    return MilvusRetriever(uri, collection, encoder.encode_queries, metric, encoder.identity), encoder
 
 
 def _http_address(text: str) -> str:
@@ -166,25 +165,9 @@ def _http_address(text: str) -> str:
     return f"{transport}://{rest}"
 
 
-def identity_of(specification: Specification) -> str:
-    """Return what tells a retriever from others: the specification, and the SHA-256 of each index's manifest."""
-    from rag_train.retrieval.index.directory import MANIFEST
-
-    manifests = (Path(place, MANIFEST) for place in _places(specification))
-    return "\n".join([str(specification), *(sha256(path) for path in manifests if path.is_file())])
-
-
 def _text(argument: Specification) -> str:
     assert isinstance(argument, Place), "the parser accepts only places here"
     return argument.text
-
-
-def _places(specification: Specification) -> Iterator[str]:
-    if isinstance(specification, Place):
-        yield specification.text
-    else:
-        for argument in specification.arguments:
-            yield from _places(argument)
 
 
 def _error(text: str, problem: str, remedy: str) -> UserError:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError
 
-from rag_train.errors import ServiceError, UserError, not_installed
+from rag_train.errors import ServiceError, UserError, masked, not_installed
 from rag_train.http import httpx, open_client, send
+from rag_train.identity import model as model_identity
 from rag_train.llm.checkpoint import check_checkpoint
 from rag_train.llm.control import defused
-from rag_train.retrieval.base import Retriever, corpus_sha256, in_turn, service, threads_of_parts
+from rag_train.retrieval.base import Retriever, corpus_sha256, identity, in_turn, service, threads_of_parts
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.index.text import indexed_text
 from rag_train.schema import Passage
@@ -26,7 +27,10 @@ _REQUEST_PAIRS = 512
 
 
 class Reranker(Protocol):
-    """A model that scores pairs of query and text."""
+    """A model that scores pairs of query and text. Its ``identity`` is all that the scores depend on, as JSON."""
+
+    @property
+    def identity(self) -> Any: ...
 
     def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return the relevance of the text to the query for each pair (query, text); higher is better."""
@@ -70,6 +74,7 @@ class CrossEncoderReranker:
         _check_head(model, self._model)
         self._model.max_seq_length = min(max_length, self._model.max_seq_length or max_length)
         self.batch_size = batch_size
+        self.identity = {"cross_encoder": model_identity(model), "max_length": max_length, "dtype": dtype}
 
     def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return the relevance for each pair, after the model's activation function, usually a sigmoid."""
@@ -112,6 +117,7 @@ class VLLMScoreReranker:
         self.service = f"reranker {self.url}"
         self.model = model
         self.retries = retries
+        self.identity = {"service": masked(self.url), "model": model}
         self._client = open_client(timeout)
 
     def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
@@ -173,6 +179,10 @@ class RerankedRetriever:
         self.service = service(retriever, reranker)
         self._search = in_turn(retriever, retriever.search)
         self._score = in_turn(reranker, reranker.scores)
+
+    @property
+    def identity(self) -> Any:
+        return {"rerank": identity(self.reranker), "depth": self.depth, "of": identity(self.retriever)}
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return at most ``k`` passages for each query with the reranker's scores; ties keep the retriever's order.

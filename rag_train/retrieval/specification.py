@@ -16,8 +16,8 @@ A specification is a place or a combination of specifications:
 ``rerank(A, MODEL)``                 passages of A, reranked by a cross-encoder: a directory or hub name
 ``rerank(A, URL)``                   the same with the cross-encoder of a vLLM server; ``rerank(A, URL, NAME)`` if
                                      the server has several models
-``cache(A, FILE)``                   answers of A, stored in a file on disk by specification and by the SHA-256 of
-                                     each index; delete it when a service or a model at the same place has changed
+``cache(A, FILE)``                   answers of A, stored in a file on disk by A's indexes, models and settings;
+                                     delete it when a service has changed that states no identity
 ==================================== =============================================================================
 
 Combinations can be nested: ``rerank(rrf(indexes/bm25, indexes/dense), models/ce)``. Inside a combination, a place

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pydantic.json_schema import models_json_schema
 
 from rag_train.errors import UserError, not_installed
-from rag_train.retrieval.base import Retriever
+from rag_train.retrieval.base import Retriever, corpus_sha256, key
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.index.text import LONGEST_QUERY
 from rag_train.retrieval.remote.messages import SearchRequest, SearchResponse
@@ -78,6 +78,8 @@ def app(
     # No answers are kept in memory; a `CachedRetriever` stores them on disk and shares them between processes.
     front = AsyncRetriever(retriever, remember=0, threads=threads)
     metrics = _Metrics(front)
+    stated = key(retriever) if hasattr(retriever, "identity") else ""
+    states = {"identity": stated, "corpus_sha256": corpus_sha256(retriever)}
     # The pages /docs and /redoc would load scripts from a network.
     api = FastAPI(
         title="rag-train retrieval",
@@ -90,9 +92,9 @@ def app(
 
     @api.get("/health")
     async def health() -> dict[str, Any]:
-        """Status of the service, name of the retriever, and limits."""
+        """Status of the service, name of the retriever, hashes of its identity and of its corpus, and limits."""
         most = {"max_queries": limits.queries, "max_k": limits.k, "max_passages": limits.passages}
-        return {"status": "ok", "retriever": retriever.name} | most
+        return {"status": "ok", "retriever": retriever.name} | states | most
 
     @api.get("/metrics", response_class=Response)
     async def expose() -> Response:

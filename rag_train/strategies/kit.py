@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from rag_train.errors import UserError
+from rag_train.identity import model as model_identity
+from rag_train.identity import model_or_service
 from rag_train.llm.base import LLM
 from rag_train.llm.checkpoint import base_of, check_adapter, check_vocabulary, fits
 from rag_train.llm.engines import Adapted, EngineConfig, open_engine, parse_settings
+from rag_train.llm.engines import identity as engine_identity
 from rag_train.pairs import named
-from rag_train.provenance import weights_sha256
-from rag_train.retrieval.base import Retriever
+from rag_train.retrieval.base import Retriever, common_corpus
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.open import open_reranker, open_retriever
 from rag_train.strategies.base import Kit
@@ -39,9 +41,9 @@ class RoleConfig:
         return (Path(self.place) / "adapter_config.json").is_file()
 
     @property
-    def identity(self) -> list[Any]:
-        """What answers depend on: the hash of the weights, or the name on a server, and the engine's settings."""
-        return [weights_sha256(self.place) or self.place, self.engine.identity]
+    def identity(self) -> dict[str, Any]:
+        """What answers depend on: the model and the engine's settings."""
+        return engine_identity(self.place, self.engine)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,23 @@ class KitConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     passages: int = 3
     instructions: bool = True
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What answers depend on, besides the retrievers, which state their own identity."""
+        return engine_identity(self.model, self.engine) | self.of_any_model
+
+    @property
+    def of_any_model(self) -> dict[str, Any]:
+        """What answers depend on, besides the main model and the retrievers."""
+        return {
+            "engine": self.engine.identity,
+            "adapter": self.adapter and model_identity(self.adapter),
+            "roles": {role: self.roles[role].identity for role in sorted(self.roles)},
+            "reranker": self.reranker and model_or_service(self.reranker),
+            "passages": self.passages,
+            "instructions": self.instructions,
+        }
 
     @property
     def adapters(self) -> list[str]:
@@ -191,7 +210,8 @@ def open_retrievers(indexes: Sequence[str]) -> dict[str, Retriever]:
         The retrievers by kind, or by "" if no kind is given, the main retriever first.
 
     Raises:
-        UserError: if a retriever cannot be opened, or if a kind is unknown or repeated.
+        UserError: if a retriever cannot be opened, if a kind is unknown or repeated, or if retrievers are known to
+            search different corpora, except for the web's.
     """
     found: dict[str, Retriever] = {}
     for index in indexes:
@@ -201,4 +221,5 @@ def open_retrievers(indexes: Sequence[str]) -> dict[str, Retriever]:
         if kind in found:
             raise UserError(f"--index {index}: second retriever of this kind; write KIND=PLACE for all except one")
         found[kind] = open_retriever(place)
+    common_corpus(retriever for kind, retriever in found.items() if kind != "web")
     return found

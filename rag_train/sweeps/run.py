@@ -18,6 +18,8 @@ import torch
 
 from rag_train.errors import UserError
 from rag_train.files import write_text
+from rag_train.identity import files
+from rag_train.identity import model as model_identity
 from rag_train.progress import console, progress
 from rag_train.sweeps.file import Sweep
 from rag_train.sweeps.page import write_page
@@ -64,7 +66,13 @@ def run_sweep(sweep: Sweep, output: Path, *, parallel: int | None = None, trials
 
 def _require_same_sweep(sweep: Sweep, output: Path) -> None:
     """Write sweep.json; raise UserError if it differs: the sampler must not learn from trials of another sweep."""
-    identity = {"sweep": asdict(replace(sweep.file, run_cap=None)), "recipe": asdict(sweep.recipe)}
+    recipe = sweep.recipe
+    identity = {
+        "sweep": asdict(replace(sweep.file, run_cap=None)),
+        "recipe": asdict(recipe),
+        "model": model_identity(recipe.model),
+        "data_sha256": files(filter(None, (recipe.data, recipe.eval_data))),
+    }
     text = json.dumps(identity, indent=2, default=str) + "\n"
     path = output / "sweep.json"
     try:
@@ -75,7 +83,8 @@ def _require_same_sweep(sweep: Sweep, output: Path) -> None:
         raise UserError(f"--output {output}: {error.strerror}; choose another directory") from error
     if path.read_text() != text:
         raise UserError(
-            f"--output {output}: holds trials of another sweep file or recipe; choose another or delete it"
+            f"--output {output}: holds trials of another sweep file or recipe, or of another model or data at its "
+            "place; choose another or delete it"
         )
 
 

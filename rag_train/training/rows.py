@@ -1,8 +1,8 @@
 """Rows of token ids on disk: tokenised once per machine, memory-mapped and shared by its processes.
 
 The files are in ``~/.cache/rag-train/rows`` (the environment variable RAG_TRAIN_CACHE replaces
-``~/.cache/rag-train``), in a directory for each combination of records, tokenizer and settings. A directory can be
-deleted at any time, even while a run reads it.
+``~/.cache/rag-train``), in a directory for each combination of records, tokenizer, settings and code that makes the
+rows. A directory can be deleted at any time, even while a run reads it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from datasets import Dataset, concatenate_datasets
 
 from rag_train.errors import UserError
 from rag_train.files import CACHE_VARIABLE, cache_directory, placed, placed_records
+from rag_train.identity import code
 from rag_train.progress import console, progress
 from rag_train.schema import Record
 
@@ -34,8 +35,6 @@ Row = dict[str, list[int]]
 Rows = Dataset | Sequence[Row]
 """Rows on disk, or in memory for a few rows of one's own."""
 
-FORMAT = 2
-"""Version of the files, and of the way that records become tokens: to be raised when either changes."""
 PART = 2048
 """Records of a file. A killed run repeats at most one file."""
 TOKENS = pa.list_(pa.int32())
@@ -53,13 +52,13 @@ def stored_rows(
     """Return the rows that ``encode`` makes of the records in ``path``, and the numbers of records without a row.
 
     ``encode`` gets a record's place and the record, and returns a row or the reason why there is none. The rows are
-    made again if the contents of ``path`` or the ``settings`` have changed. One process of the machine makes them;
-    the others wait for it. After a kill, the next process continues.
+    made again if the contents of ``path``, the ``settings`` or the code of ``encode`` have changed. One process of
+    the machine makes them; the others wait for it. After a kill, the next process continues.
 
     Raises UserError if a record is not valid (see `placed_records`) or the cache directory cannot be used.
     """
     digest, lines = _contents(path, remedy)
-    key = json.dumps([FORMAT, digest, settings], sort_keys=True)
+    key = json.dumps([code(encode, stored_rows), digest, settings], sort_keys=True)
     folder = cache_directory() / "rows" / hashlib.sha256(key.encode()).hexdigest()[:16]
     parts = [folder / f"{number:06}.arrow" for number in range(max(1, math.ceil(lines / PART)))]
     with _user_errors(folder), _alone(folder):

@@ -29,8 +29,8 @@ from rag_train.precision import has_bf16
 from rag_train.progress import console
 from rag_train.provenance import code_version, machine, weights_sha256
 from rag_train.recipe import save_recipe
-from rag_train.retrieval.open import identity_of
-from rag_train.retrieval.specification import parse
+from rag_train.retrieval.base import identity as retriever_identity
+from rag_train.retrieval.open import open_retriever
 from rag_train.training.recipe import TrainRecipe
 from rag_train.training.result import RESULT, TrainResult
 
@@ -207,7 +207,9 @@ def _identity(recipe: TrainRecipe, output_dir: Path) -> dict[str, Any]:
     ignored = ("output_dir", "report_to", "logging_steps", "check_memory", "save_only_model")
     settings = {key: value for key, value in asdict(recipe).items() if key not in ignored}
     paths = {key: str(value) for key, value in settings.items() if isinstance(value, Path)}
-    more: dict[str, Any] = {"retriever": identity_of(parse(recipe.rl.index))} if recipe.rl else {}
+    more: dict[str, Any] = {}
+    if recipe.rl:
+        more["retriever"] = retriever_identity(open_retriever(recipe.rl.index))
     base, adapter = base_of(recipe.model)
     if adapter:
         more["base_sha256"] = weights_sha256(base)

@@ -1,13 +1,16 @@
-"""The hash of a model's weights, which a machine computes once."""
+"""The hash of a model's weights, which a machine computes once, and the version of the code."""
 
 from __future__ import annotations
 
 import hashlib
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from rag_train import provenance
 from rag_train.files import CACHE_VARIABLE
 from rag_train.provenance import weights_sha256
 
@@ -44,3 +47,27 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypat
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file"))
     (tmp_path / "a.safetensors").write_bytes(b"a")
     assert weights_sha256(str(tmp_path)) == expected(b"a")
+
+
+def test_the_version_names_no_commit_of_somebody_elses_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package is installed in a virtual environment inside a user's repository, and then committed to it."""
+
+    def git(*arguments: str) -> str:
+        person = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        command = ["git", *person, *arguments]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    module = tmp_path / ".venv/lib/rag_train/provenance.py"
+    module.parent.mkdir(parents=True)
+    module.touch()
+    (tmp_path / "own.py").touch()
+    for command in (["init"], ["add", "own.py"], ["commit", "-m", "Own work"]):
+        git(*command)
+    monkeypatch.setattr(provenance, "__file__", str(module))
+    assert provenance.code_version.__wrapped__() == version("rag-train")
+    git("add", str(module))
+    git("commit", "-m", "The package's code")
+    commit = git("rev-parse", "--short", "HEAD").strip()
+    assert provenance.code_version.__wrapped__() == f"{version('rag-train')}-{commit}"

@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from pydantic import StrictStr, TypeAdapter, ValidationError
@@ -84,6 +86,11 @@ class BM25Index:
 
     def __len__(self) -> int:
         return len(self.passages)
+
+    @property
+    def identity(self) -> Any:
+        settings = asdict(self.config)
+        return {"index": FORMAT, "version": VERSION, "config": settings, "corpus_sha256": self.corpus_sha256}
 
     @classmethod
     def build(cls, passages: Iterable[Passage], config: BM25Config | None = None) -> BM25Index:

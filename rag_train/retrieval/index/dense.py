@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -97,6 +98,17 @@ class DenseIndex:
     def __len__(self) -> int:
         return len(self.passages)
 
+    @property
+    def identity(self) -> Any:
+        return {
+            "index": FORMAT,
+            "version": VERSION,
+            "kind": self.config.kind,
+            "search": self.config.search,
+            "encoder": self.encoder.identity,
+            "corpus_sha256": self.corpus_sha256,
+        }
+
     @classmethod
     def build(cls, passages: Iterable[Passage], config: DenseConfig | None = None) -> DenseIndex:
         """Index passages that fit in memory. To index a corpus of any size into a directory, use `build_dense`.
@@ -141,7 +153,8 @@ class DenseIndex:
         encoder = Encoder(config.encoder, device, download=False)
         if (vectors.ntotal, vectors.d) != (len(passages), encoder.dimension):
             raise inconsistent(directory, _VECTORS)
-        if not _same(encoder.encode_queries([_PROBE_TEXT]), probe):
+        other_weights = manifest.encoder_sha256 not in ((), encoder.weights)
+        if other_weights or not _same(encoder.encode_queries([_PROBE_TEXT]), probe):
             model = config.encoder.query_model or config.encoder.model
             raise UserError(f"index {directory}: the encoder {model} has changed since it was built; {REMEDY}")
         if faiss.get_num_gpus() > 0 and "HNSW" not in config.kind:  # FAISS has no HNSW for GPUs
@@ -222,7 +235,7 @@ def build_dense(
                 raise UserError("dense: no passages to index; give a corpus with at least one")
             _faiss().write_index(_filled(empty, shards), str(work / "index" / _VECTORS))
             np.save(work / "index" / _PROBE, encoder.encode_queries([_PROBE_TEXT]))
-            write_manifest(work / "index", FORMAT, VERSION, asdict(config), total)
+            write_manifest(work / "index", FORMAT, VERSION, asdict(config), total, encoder.weights)
             publish(work, directory)
         state.wait_for_everyone()
     return total
@@ -235,7 +248,7 @@ def _encode(
     shards: list[Path] = []
     offsets = [0]
     total = 0
-    settings = json.dumps(asdict(encoder.config), sort_keys=True).encode()
+    settings = json.dumps(encoder.identity, sort_keys=True).encode()
     with (work / "index" / PASSAGES if state.is_main_process else Path(os.devnull)).open("wb") as lines:
         while block := list(islice(passages, size)):
             encoded = [encode(passage) for passage in block]

@@ -61,6 +61,7 @@ class Manifest(Record):
         config: settings that the index was built with and must be searched with.
         passages: number of passages.
         corpus_sha256: SHA-256 of the passages as JSON Lines; identifies the corpus in records made with the index.
+        encoder_sha256: SHA-256 of the weights of each model of the encoder; empty if there is none.
         files: files by name relative to the directory.
     """
 
@@ -69,10 +70,18 @@ class Manifest(Record):
     config: dict[str, Any]
     passages: int
     corpus_sha256: str
+    encoder_sha256: tuple[str, ...] = ()
     files: dict[str, File]
 
 
-def write_manifest(directory: Path, format: str, version: int, config: dict[str, Any], passages: int) -> None:
+def write_manifest(
+    directory: Path,
+    format: str,
+    version: int,
+    config: dict[str, Any],
+    passages: int,
+    encoder_sha256: tuple[str, ...] = (),
+) -> None:
     """Write ``index.json`` for the files of ``directory``, which makes them an index."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file() and path != directory / MANIFEST)
     files = {
@@ -85,6 +94,7 @@ def write_manifest(directory: Path, format: str, version: int, config: dict[str,
         config=config,
         passages=passages,
         corpus_sha256=files[PASSAGES].sha256,
+        encoder_sha256=encoder_sha256,
         files=files,
     )
     (directory / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")

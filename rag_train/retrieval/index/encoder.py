@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from rag_train.errors import UserError, not_installed
+from rag_train.identity import model as model_identity
 from rag_train.llm.control import defused
 from rag_train.retrieval.corpus import encodable
 from rag_train.schema import Passage
@@ -83,6 +84,10 @@ class Encoder:
         download: whether a hub name that is not on this machine may be downloaded. An index names its encoder, so
             that a stranger's index must not.
 
+    Attributes:
+        weights: SHA-256 of the weights of each model.
+        identity: the settings, and the identity of the models themselves in place of their names.
+
     Raises:
         UserError: if a model cannot be loaded, or if the vectors of the two encoders differ in size.
     """
@@ -93,6 +98,9 @@ class Encoder:
         names = [model_path(name) for name in (config.model, config.query_model) if name]
         paths = names if download else [_on_this_machine(name) for name in names]
         models = [_load(path, config, device) for path in paths]
+        loaded = [model_identity(_on_this_machine(path)) for path in paths]
+        self.weights: tuple[str, ...] = tuple(each["weights"] for each in loaded)
+        self.identity: dict[str, Any] = asdict(config) | {"model": loaded[0], "query_model": loaded[1:]}
         self._passages, self._queries = models[0], models[-1]
         self.dimension = int(self._passages.get_embedding_dimension() or 0)
         if self._queries.get_embedding_dimension() != self.dimension:

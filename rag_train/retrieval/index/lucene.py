@@ -70,6 +70,10 @@ class LuceneIndex:
     def __len__(self) -> int:
         return len(self.passages)
 
+    @property
+    def identity(self) -> Any:
+        return {"index": FORMAT, "version": VERSION, "corpus_sha256": self.corpus_sha256}
+
     @classmethod
     def build(cls, passages: Iterable[Passage]) -> LuceneIndex:
         """Index passages that fit in memory. To index a corpus of any size into a directory, use `build_lucene`.

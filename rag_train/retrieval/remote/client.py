@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rag_train.errors import ServiceError
+from rag_train.errors import ServiceError, masked
 from rag_train.http import authorization, httpx, json_of, open_client, problem_in, send
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.remote.messages import FoundResponse, HealthResponse, SearchRequest
@@ -26,6 +26,8 @@ class RetrievalClient:
     Attributes:
         name: name of the served retriever.
         service: name of the service for messages; see `rag_train.retrieval.base.service`.
+        identity: the identity that the service states for its retriever, wherever it runs; or else its address.
+        corpus_sha256: SHA-256 of the served retriever's corpus, if the service states it.
 
     Raises:
         ServiceError: if there is no retrieval service at the address.
@@ -48,6 +50,8 @@ class RetrievalClient:
         except ValidationError as error:
             raise self._error("the server is not a retrieval service") from error
         self.name = health.retriever
+        self.identity = {"service": health.identity or masked(self.url)}
+        self.corpus_sha256 = health.corpus_sha256
         self._max_queries = health.max_queries
         self._max_passages = health.max_passages
 

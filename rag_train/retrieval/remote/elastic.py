@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rag_train.errors import ServiceError
+from rag_train.errors import ServiceError, masked
 from rag_train.http import httpx, open_client, send
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.index.lucene_query import parse, render
@@ -55,6 +55,7 @@ class ElasticRetriever:
         self.url = url.rstrip("/")
         self.index = index
         self.service = f"elastic {self.url}/{index}"
+        self.identity = {"elastic": masked(self.url), "index": index}
         self.retries = retries
         self._client = open_client(timeout, headers)
 

@@ -50,5 +50,8 @@ class HealthResponse(BaseModel):
     """The fields of the response to ``GET /health`` that a client needs."""
 
     retriever: str
+    identity: str = ""
+    """Hash of the served retriever's identity: after indexing again, it is another retriever."""
+    corpus_sha256: str = ""
     max_queries: Annotated[StrictInt, Field(ge=1)]
     max_passages: Annotated[StrictInt, Field(ge=1)] = sys.maxsize

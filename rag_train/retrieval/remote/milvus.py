@@ -10,12 +10,13 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import ValidationError
 
-from rag_train.errors import ServiceError, UserError, not_installed
+from rag_train.errors import ServiceError, UserError, masked, not_installed
 from rag_train.patience import longest
 from rag_train.retrieval.corpus import encode as to_line
 from rag_train.schema import Passage
@@ -48,6 +49,7 @@ class MilvusRetriever:
         uri: address of a cluster, such as ``http://127.0.0.1:19530``, or a path ending in ``.db`` for Milvus Lite.
         collection: name of the collection: letters, digits and underscores.
         encode: function from n queries to float32 vectors of shape (n, d).
+        encoder: identity of the encoder that ``encode`` works with.
         metric: ``ip``, the inner product, or ``cosine``; for both, higher scores are better.
 
     Raises:
@@ -60,6 +62,7 @@ class MilvusRetriever:
         collection: str,
         encode: Callable[[Sequence[str]], np.ndarray],
         metric: Metric = "ip",
+        encoder: Any = None,
     ):
         self.name = "milvus"
         self.uri = uri
@@ -67,6 +70,12 @@ class MilvusRetriever:
         self.service = "" if uri.endswith(".db") else f"Milvus {uri}, collection {collection!r}"
         self.encode = encode
         self.metric: Metric = metric
+        self.identity = {
+            "milvus": str(Path(uri).resolve()) if uri.endswith(".db") else masked(uri),
+            "collection": collection,
+            "metric": metric,
+            "encoder": encoder,
+        }
         self._dimension: int | None = None
         if metric not in ("ip", "cosine"):
             raise self._error(f"unknown metric {metric!r}", "give ip or cosine")

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rag_train.errors import ServiceError, UserError
+from rag_train.errors import ServiceError, UserError, masked
 from rag_train.http import httpx, open_client, retry_after, send
 from rag_train.retrieval.corpus import encodable
 from rag_train.rows import parse_json
@@ -118,6 +118,7 @@ class WebRetriever:
         self.url = url or self.provider.url
         if self.url is None:
             raise UserError(f"{provider}: no address; write for example {provider}+http://127.0.0.1:8080/search")
+        self.identity = {"web": provider, "service": masked(self.url)}
         self.retries = retries
         self.threads = concurrency
         self._pool = ThreadPoolExecutor(concurrency)

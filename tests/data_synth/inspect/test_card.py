@@ -18,7 +18,7 @@ def test_card_describes_the_file(made: Path, call, capsys):
     assert head["configs"] == [{"config_name": "default", "data_files": "gold.jsonl"}]
     assert f"{meta['records']} records of 30 questions" in body and meta["code_version"] in body
     recipe = yaml.safe_load(body.partition("```yaml\n")[2].partition("```")[0])
-    assert recipe == meta["settings"] and recipe["corpus_sha256"] in body.partition("## Hashes")[2]
+    assert recipe == meta["settings"] and recipe["retriever"]["corpus_sha256"] in body.partition("## Hashes")[2]
     for task, count in meta["counts"].items():
         sources = re.findall(rf"\| {task}, (?:gold|memory) \| (\d+) \|", body)
         assert sum(map(int, sources)) == count

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 from support.paths import ROOT
-from support.synthesis import write
+from support.servers import Handler, serving
+from support.synthesis import HELD_OUT, write
 
+from rag_train import identity
 from rag_train.data_synth.inputs import check_unique_ids, read_questions
 from rag_train.data_synth.modules.factory import Factory
 from rag_train.data_synth.modules.recipes import GoldRecipe
 from rag_train.data_synth.modules.registry import FACTORIES
-from rag_train.data_synth.modules.run import synthesize_with
+from rag_train.data_synth.modules.run import synthesize_modules, synthesize_with
 from rag_train.errors import PromptTooLong, ServiceError, UserError
 from rag_train.miniworld.world import World, write_world
 from rag_train.resumable import OpenItems, Outcome, Summary
@@ -98,3 +100,45 @@ def test_only_unfit_content_is_rejected(tmp_path: Path):
 
     with pytest.raises(ValueError, match="a mistake in the code"):
         synthesize(tmp_path / "b.jsonl", mistake)
+
+
+class Service(Handler):
+    """A retrieval service that states ``identity``, and finds nothing."""
+
+    identity = ""
+
+    def do_GET(self) -> None:
+        health = {"retriever": "bm25", "max_queries": 8, "identity": self.identity}
+        self.send(200, json.dumps(health).encode())
+
+    def do_POST(self) -> None:
+        queries = json.loads(self.body())["queries"]
+        self.send(200, json.dumps({"passages": [[] for _ in queries]}).encode())
+
+
+@pytest.mark.parametrize("changed", ["nothing", "retriever", "held_out", "prompt"])
+def test_records_follow_all_that_they_depend_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    """Half of a file could come from one retriever, set of held-out questions or prompt, and half from another."""
+    questions = write(tmp_path / "q.jsonl", [HELD_OUT])
+    held_out = write(tmp_path / "held.jsonl", [HELD_OUT.model_copy(update={"question": "Who?"})])
+    Service.identity = "a"
+    with serving(Service) as url:
+        recipe = GoldRecipe(
+            questions=[questions], index=url, output=str(tmp_path / "out.jsonl"), held_out=[held_out]
+        )
+        first = asyncio.run(synthesize_modules(FACTORIES["planrag"], recipe))
+        match changed:
+            case "retriever":
+                Service.identity = "b"
+            case "held_out":
+                write(held_out, [HELD_OUT])
+            case "prompt":
+                monkeypatch.setattr(identity, "instruction", lambda name: "Another instruction.")
+            case _:
+                again = asyncio.run(synthesize_modules(FACTORIES["planrag"], recipe))
+                assert again.records == first.records > 0
+                return
+        with pytest.raises(UserError, match="already exists and was made with a different recipe; delete it or"):
+            asyncio.run(synthesize_modules(FACTORIES["planrag"], recipe))

@@ -91,3 +91,24 @@ def test_an_answer_that_the_judge_refuses_counts_as_wrong_and_is_told(
         f"{cell.id}: answers that the judge refused, which count as wrong: content filter 1"
     ]
     assert asyncio.run(judge_matrix(tmp_path, "judge", EngineConfig())) == [cell], "it is not asked again"
+
+
+@pytest.mark.parametrize("setting", ["thinking", "weights"])
+def test_two_judges_share_no_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    model = tmp_path / "judge"
+    model.mkdir()
+    (model / "model.safetensors").write_text("a")
+    add_cell(tmp_path, "one", numbered(0), ["certainly"])
+    says = [" yes", " no"]
+
+    @asynccontextmanager
+    async def open_engine(model: str, config: EngineConfig):
+        yield Says(says.pop(0))
+
+    monkeypatch.setattr("rag_train.eval.matrix.judge.open_engine", open_engine)
+    right = []
+    for thinking in (None, False if setting == "thinking" else None):
+        (cell,) = asyncio.run(judge_matrix(tmp_path, str(model), EngineConfig(thinking=thinking)))
+        right.append(cell.summary.measures["judge"].mean)
+        (model / "model.safetensors").write_text("b" if setting == "weights" else "a")
+    assert right == [1.0, 0.0]

@@ -16,7 +16,8 @@ from support.fakes import Found, Says
 from support.matrices import contents, numbered
 
 import rag_train.eval.matrix.run
-from rag_train.errors import UserError
+from rag_train import identity
+from rag_train.errors import UserError, masked
 from rag_train.eval.matrix.cell import Cell, CellName, load_matrix
 from rag_train.eval.matrix.run import run_matrix
 from rag_train.eval.matrix.store import read_cell
@@ -24,18 +25,21 @@ from rag_train.formats.deeprag import FINAL
 from rag_train.llm.base import EngineError
 from rag_train.llm.engines import EngineConfig
 from rag_train.resumable import OpenItems
+from rag_train.retrieval.fusion import FusedRetriever
+from rag_train.retrieval.rerank import RerankedRetriever
 from rag_train.schema import Passage, Question
 from rag_train.strategies.base import Kit
-from rag_train.strategies.kit import KitConfig
+from rag_train.strategies.kit import KitConfig, RoleConfig
 
 
 class Fixed:
     def __init__(self, corpus: str = "c", name: str = "fixed"):
         self.corpus_sha256 = corpus
         self.name = name
+        self.identity: list[str] = [masked(name), corpus]
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        return [[Passage(id="p", title="T", text=query)] for query in queries]
+        return [[Passage(id="p", title="T", text=query, score=1.0)] for query in queries]
 
 
 class FakeEngine:
@@ -247,3 +251,112 @@ def test_writes_tables(started: FakeEngine, tmp_path: Path) -> None:
     assert boundary and (boundary.fn, boundary.tn) == (1, 1), (
         "the boundary is the chain of thought of the same model"
     )
+
+
+class Fixedly:
+    """A reranker with equal scores."""
+
+    def __init__(self, identity: str):
+        self.identity = identity
+
+    def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        return [1.0] * len(pairs)
+
+
+def named(identity: str) -> Fixed:
+    """A retriever that differs from others only in its identity: a service, a collection, or an encoder."""
+    fixed = Fixed()
+    fixed.identity = [identity]
+    return fixed
+
+
+PAIRS = {
+    "identities": (named("collection a"), named("collection b")),
+    "rerankers": (RerankedRetriever(Fixed(), Fixedly("a")), RerankedRetriever(Fixed(), Fixedly("b"))),
+    "depths": (RerankedRetriever(Fixed(), Fixedly("a"), 10), RerankedRetriever(Fixed(), Fixedly("a"), 20)),
+    "weights": tuple(FusedRetriever([Fixed(), Fixed()], "weighted", each) for each in ([0.99, 0.01], [0.01, 0.99])),
+    "methods": (FusedRetriever([Fixed(), Fixed()], "rrf"), FusedRetriever([Fixed(), Fixed()], "weighted")),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_two_retrievers_of_one_name_share_no_answers(started: FakeEngine, tmp_path: Path, pair: str) -> None:
+    """Answers were stored by the name and the corpus of the retriever."""
+    first, second = PAIRS[pair]
+    assert first.name == second.name or pair == "methods"
+    retrievers = {"a": {"": first}, "b": {"": second}}
+    config, asked = KitConfig(model="", indexes=[]), {"d": numbered(0)}
+    asyncio.run(run_matrix(config, {"m": "m"}, ["rag"], asked, retrievers, tmp_path))
+    assert len(started.prompts) == 2 and len(list((tmp_path / "answers").iterdir())) == 2
+    with pytest.raises(UserError, match="answered with a different setting 'retrievers'; give the model, the"):
+        asyncio.run(run_matrix(config, {"m": "m"}, ["rag"], asked, {"a": {"": second}}, tmp_path))
+
+
+def test_the_order_of_the_retrievers_counts(started: FakeEngine, tmp_path: Path) -> None:
+    kinds = {"sparse": named("a"), "dense": named("b")}
+    retrievers = {"a": kinds, "b": dict(reversed(kinds.items()))}
+    config = KitConfig(model="", indexes=[])
+    asyncio.run(run_matrix(config, {"m": "m"}, ["rag"], {"d": numbered(0)}, retrievers, tmp_path))
+    assert len(started.prompts) == 2, "the first is the main retriever"
+
+
+def test_a_retriever_without_an_identity_is_refused(started: FakeEngine, tmp_path: Path) -> None:
+    class Anonymous(Fixed):
+        identity = property()
+
+        def __init__(self):
+            self.name = "anonymous"
+
+    config, retrievers = KitConfig(model="", indexes=[]), {"a": {"": Anonymous()}}
+    with pytest.raises(
+        UserError, match="Anonymous: no identity by which its results could be stored; give the class"
+    ):
+        asyncio.run(run_matrix(config, {"m": "m"}, ["rag"], {"d": numbered(0)}, retrievers, tmp_path))
+
+
+ENGINE = EngineConfig(kind="openai", urls=["http://a:1"])
+SETTINGS = {
+    "urls": ({"engine": ENGINE}, {"engine": replace(ENGINE, urls=["http://b:1"])}),
+    "thinking": ({}, {"engine": EngineConfig(thinking=False)}),
+    "role": ({"roles": {"reader": RoleConfig("m", ENGINE)}}, {"roles": {"reader": RoleConfig("n", ENGINE)}}),
+    "instructions": ({}, {"instructions": False}),
+}
+
+
+@pytest.mark.parametrize("pair", SETTINGS)
+def test_two_engines_share_no_answers(started: FakeEngine, tmp_path: Path, pair: str) -> None:
+    first, second = SETTINGS[pair]
+    evaluate(tmp_path, {"d": numbered(0)}, **first)
+    with pytest.raises(UserError, match=r"answered with a different setting '(engine|roles|instructions)'"):
+        evaluate(tmp_path, {"d": numbered(0)}, **second)
+
+
+@pytest.mark.parametrize("changed", ["model.safetensors", "chat_template.jinja", "tokenizer.json"])
+def test_two_models_at_one_place_share_no_answers(started: FakeEngine, tmp_path: Path, changed: str) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("model.safetensors", "chat_template.jinja", "tokenizer.json", "config.json"):
+        (model / name).write_text("{}")
+    evaluate(tmp_path / "m", {"d": numbered(0)}, [str(model)])
+    (model / changed).write_text('{"changed": 1}')
+    with pytest.raises(UserError, match="answered with a different setting 'model'"):
+        evaluate(tmp_path / "m", {"d": numbered(0)}, [str(model)])
+
+
+def test_answers_follow_the_code_and_the_prompts(
+    started: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers under an old instruction were taken for those under a new one."""
+    evaluate(tmp_path, {"d": numbered(0)}, strategies=["rag"])
+    monkeypatch.setattr(identity, "instruction", lambda name: "Answer as a pirate." if name == "rag" else "")
+    with pytest.raises(UserError, match="answered with a different setting 'code'; give the model, the"):
+        evaluate(tmp_path, {"d": numbered(0)}, strategies=["rag"])
+
+
+def test_answers_of_an_earlier_version_are_not_taken_for_these(started: FakeEngine, tmp_path: Path) -> None:
+    (cell,) = evaluate(tmp_path, {"d": numbered(0)}, strategies=["rag"])
+    path = tmp_path / f"cells/{cell.id}.settings.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps(settings | {"retrievers": {"": ["bm25", "c"]}} | {"code": None}))
+    with pytest.raises(UserError, match=r"answered with a different setting '\w+'; .* or choose another --output"):
+        evaluate(tmp_path, {"d": numbered(0)}, strategies=["rag"])

@@ -56,3 +56,61 @@ def test_evaluates_checkpoints_as_they_appear_and_keeps_the_best(tmp_path: Path)
     (run / "evaluations.jsonl").unlink()
     with pytest.raises(UserError, match="--metric bleu: not measured; give one of em, f1"):
         watch_checkpoints(run, "bleu", evaluated, seconds=0)
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """A finished training run."""
+    run = tmp_path / "run"
+    run.mkdir()
+    for name, text in (("model.safetensors", "final"), ("config.json", "{}"), ("training.json", '{"steps": 5}')):
+        (run / name).write_text(text)
+    return run
+
+
+def watched(run: Path, metric: str = "em", settings: str = "") -> dict:
+    def evaluated(name: str, place: str) -> list[Cell]:
+        return [add_cell(run / "m", name, numbered(0), ["yes"])]
+
+    return watch_checkpoints(run, metric, evaluated, settings, seconds=0)
+
+
+def test_another_metric_or_other_questions_are_refused(finished: Path) -> None:
+    """A second metric was a KeyError, and other questions' scores were compared with the first ones'."""
+    first = watched(finished)
+    with pytest.raises(
+        UserError, match=r"--metric judge: .*best was chosen by em; give the same command again, or"
+    ):
+        watched(finished, "judge")
+    with pytest.raises(UserError, match="evaluated with other questions or settings; give the same command again"):
+        watched(finished, settings="other questions")
+    assert watched(finished) == first
+
+
+@pytest.mark.parametrize("killed_at", [1, 2])
+def test_a_kill_while_the_best_is_replaced_loses_nothing(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
+) -> None:
+    """The best checkpoint was deleted before the better one was in its place."""
+    best = finished / "best"
+    best.mkdir()
+    (best / "best.json").write_text('{"metric": "em", "em": 0.5}')
+    rename, calls = Path.rename, []
+
+    def killed(path: Path, target: Path) -> Path:
+        if path.name in ("best", "evaluating"):
+            calls.append(path)
+            if len(calls) == killed_at:
+                raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        watched(finished)
+    monkeypatch.setattr(Path, "rename", rename)
+    (finished / "model.safetensors").unlink()  # as training deletes old checkpoints
+    with pytest.raises(UserError, match="other questions"):
+        (finished / "evaluations.jsonl").write_text('{"checkpoint": "final", "em": 1.0, "settings": "others"}\n')
+        watched(finished)
+    assert json.loads((best / "best.json").read_text())["em"] == 1.0
+    assert (best / "model.safetensors").read_text() == "final" and not (finished / "outdated").exists()

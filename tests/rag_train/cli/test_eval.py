@@ -24,7 +24,9 @@ from rag_train.eval.papers.sources import Request
 from rag_train.miniworld.world import World, WorldConfig
 from rag_train.pairs import named
 from rag_train.retrieval.index.open import build_index
+from rag_train.strategies.baselines.reader import Direct
 from rag_train.strategies.bounds import BOUNDS
+from rag_train.strategies.registry import STRATEGIES
 
 MINI = str(MODEL)
 
@@ -119,10 +121,12 @@ def test_dry_run_estimates_what_is_missing_and_keeps_nothing(
     assert "--dry-run: not with --watch" in capsys.readouterr().err
 
 
-def test_bounds_are_stated_for_default_settings_and_three_passages() -> None:
+def test_bounds_are_stated_for_default_settings_and_three_passages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bound("deeprag", 3) == BOUNDS["deeprag"] and bound("deeprag", 4) is None
     assert bound("deeprag,max_steps=9", 3) is None
     assert bound("levelrag,max_calls=40,max_retrievals=null", 3) == (40, BOUNDS["levelrag"].retrievals)
+    monkeypatch.setitem(STRATEGIES, "own", (Direct, {}))
+    assert bound("own", 3) is None, "a user's own strategy states no bound"
 
 
 def adapter(folder: Path, **tensors: tuple[int, ...]) -> str:

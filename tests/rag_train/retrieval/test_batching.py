@@ -27,7 +27,7 @@ from rag_train.schema import Passage
 class Recorder:
     """A retriever that returns each query as a passage once ``gate`` is open, and fails on the query "bad"."""
 
-    name, service = "recorder", ""
+    name, identity, service = "recorder", "recorder", ""
 
     def __init__(self) -> None:
         self.calls: list[tuple[list[str], int]] = []
@@ -197,7 +197,7 @@ class Letters:
 
 
 COMBINED: list[Callable[[Any, Path], Any]] = [
-    lambda inner, folder: CachedRetriever(inner, "k", folder / "cache"),
+    lambda inner, folder: CachedRetriever(inner, folder / "cache"),
     lambda inner, folder: FusedRetriever([inner, Recorder()]),
     lambda inner, folder: RerankedRetriever(inner, Letters()),
 ]
@@ -231,7 +231,7 @@ def test_combined_retrievers_keep_the_limits_of_their_parts(combined: Callable, 
 
 def test_a_batch_in_the_cache_does_not_wait_for_a_search(tmp_path: Path) -> None:
     recorder = Recorder()
-    cached = CachedRetriever(recorder, "k", tmp_path / "cache")
+    cached = CachedRetriever(recorder, tmp_path / "cache")
     cached.search(["known"], 1)
     recorder.gate.clear()
     recorder.called.clear()

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,8 @@ class Echo:
 
     name = "echo"
 
-    def __init__(self) -> None:
+    def __init__(self, identity: Any = "echo") -> None:
+        self.identity = identity
         self.calls: list[list[str]] = []
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
@@ -41,27 +43,28 @@ class Echo:
 
 def test_returns_the_retrievers_passages_and_searches_once(tmp_path: Path) -> None:
     queries = ["film", "solaris", "film", "\ud800", "zzzz", *map(str, range(3000))]
-    first = CachedRetriever(INDEX, "corpus", tmp_path / "new" / "cache.sqlite")
+    first = CachedRetriever(INDEX, tmp_path / "new" / "cache.sqlite")
     assert first.search(queries, 2) == INDEX.search(queries, 2) and first.search([], 1) == []
     assert (first.hits, first.misses) == (0, len(queries) - 1)
 
-    echo = Echo()
-    again = CachedRetriever(echo, "corpus", first.path)
+    echo = Echo(INDEX.identity)
+    again = CachedRetriever(echo, first.path)
     assert again.search(queries[:3], 2) == INDEX.search(queries[:3], 2) and echo.calls == []
     assert again.search(["film"], 1)[0][0].id == "film"  # another k
-    assert CachedRetriever(echo, "other corpus", first.path).search(["film"], 2)[0][0].id == "film"
-    assert len(echo.calls) == 2 and again.name == "echo"
+    other = Echo("another retriever of the same name")
+    assert CachedRetriever(other, first.path).search(["film"], 2)[0][0].id == "film"
+    assert len(echo.calls) == len(other.calls) == 1 and again.name == "echo"
 
 
 def test_does_not_store_empty_answers(tmp_path: Path) -> None:
-    cached = CachedRetriever(INDEX, "k", tmp_path / "cache")
+    cached = CachedRetriever(INDEX, tmp_path / "cache")
     for _ in range(2):
         assert cached.search(["zzzz"], 1) == [[]]
     assert cached.misses == 2
 
 
 def test_works_in_threads_and_after_a_fork(tmp_path: Path) -> None:
-    cached = CachedRetriever(Echo(), "k", tmp_path / "cache")
+    cached = CachedRetriever(Echo(), tmp_path / "cache")
     cached.search(["parent"], 1)
     child = os.fork()
     if child == 0:
@@ -83,14 +86,14 @@ from rag_train.retrieval.cache import CachedRetriever
 from rag_train.schema import Passage
 
 class Echo:
-    name = "echo"
+    name = identity = "echo"
     def search(self, queries, k):
         return [[Passage(id=q, text=q)] for q in queries]
 
 sys.stdin.readline()
 for start in range(0, 400, 20):
     queries = [str(i) for i in range(start, start + 40)]
-    found = CachedRetriever(Echo(), "k", sys.argv[1]).search(queries, 1)
+    found = CachedRetriever(Echo(), sys.argv[1]).search(queries, 1)
     assert [passages[0].id for passages in found] == queries
 """
 
@@ -107,7 +110,7 @@ def test_several_processes_write_to_one_file(tmp_path: Path) -> None:
         writer.stdin.write("go\n")
         writer.stdin.close()
     assert [writer.wait(60) for writer in writers] == [0] * 4
-    cached = CachedRetriever(Echo(), "k", path)
+    cached = CachedRetriever(Echo(), path)
     cached.search([str(i) for i in range(420)], 1)
     assert cached.misses == 0
     assert [name for name in os.listdir(tmp_path) if not name.startswith("cache")] == []  # noqa: PTH208
@@ -149,12 +152,12 @@ def _damage(path: Path, kind: str) -> None:
 )
 def test_rejects_a_damaged_file(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "cache"
-    writer = CachedRetriever(Echo(), "k", path)
+    writer = CachedRetriever(Echo(), path)
     queries = [str(i) for i in range(2000)]
     writer.search(queries, 1)
     for connection in writer._connections.values():
         connection.close()
     _damage(path, kind)
     with pytest.raises(UserError, match="cache") as caught:
-        CachedRetriever(Echo(), "k", path).search(queries, 1)
+        CachedRetriever(Echo(), path).search(queries, 1)
     assert "\n" not in str(caught.value) and "; " in str(caught.value)

@@ -169,3 +169,15 @@ def test_weighted_requires_finite_scores(score: float | None) -> None:
     with pytest.raises(UserError, match=r"passage '7' has the score .*; use rrf"):
         fuse([found], 1, "weighted")
     assert ids(fuse([found], 1, "rrf")) == ["7"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_id_that_stands_for_two_passages_is_refused(method: Method) -> None:
+    """Of retrievers whose corpora are unknown, only the passages tell."""
+    ann, bo = Passage(id="1", text="zebra poet Ann", score=1), Passage(id="1", text="zebra king Bo", score=1)
+    with pytest.raises(
+        UserError, match="id '1' stands for different passages, 'zebra poet Ann' and 'zebra king Bo'"
+    ):
+        fuse([[ann], [bo]], 2, method)
+    snippets = [passage.model_copy(update={"id": "https://a.org"}) for passage in (ann, bo)]
+    assert len(fuse([[each] for each in snippets], 2, method)) == 1, "two searches show one page"

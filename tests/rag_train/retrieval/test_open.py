@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 
 from rag_train.errors import UserError
 from rag_train.retrieval import specification
-from rag_train.retrieval.base import Retriever, corpus_sha256
+from rag_train.retrieval.base import Retriever, corpus_sha256, identity, key
 from rag_train.retrieval.cache import CachedRetriever
 from rag_train.retrieval.corpus import encode
 from rag_train.retrieval.fusion import FusedRetriever
@@ -28,6 +29,7 @@ from rag_train.retrieval.remote.web import PROVIDERS
 from rag_train.retrieval.rerank import CrossEncoderReranker, RerankedRetriever
 from rag_train.schema import Passage
 from rag_train.serving.retriever import app
+from rag_train.strategies.kit import open_retrievers
 
 PASSAGES = [
     Passage(id="1", title="Paris", text="Paris is the capital of France."),
@@ -94,7 +96,7 @@ def test_retrieval_service(root: Path) -> None:
     with running(app(index)) as url:
         opened = open_retriever(url)
         assert opened.search(QUERIES, 2) == index.search(QUERIES, 2)
-        assert (opened.name, corpus_sha256(opened)) == ("bm25", "")
+        assert (opened.name, corpus_sha256(opened)) == ("bm25", index.corpus_sha256)
 
 
 def test_service_serves_any_retriever(root: Path) -> None:
@@ -196,7 +198,7 @@ def test_cache(root: Path, tmp_path: Path) -> None:
 
 def test_corpus_hash_of_combinations() -> None:
     class Corpus:
-        name = "corpus"
+        name = identity = "corpus"
 
         def __init__(self, sha256: str | None):
             if sha256 is not None:
@@ -210,7 +212,108 @@ def test_corpus_hash_of_combinations() -> None:
         return corpus_sha256(FusedRetriever(retrievers))
 
     assert joint("a", "a") == "a" and joint("a", None) == joint("a", "") == ""
-    assert joint("a", "b") == joint("b", "a") != joint("a", "c") and len(joint("a", "b")) == 64
+    with pytest.raises(UserError, match=r"corpus and corpus search different corpora, in which .*; index the"):
+        joint("a", "", "b")
+
+
+def identified(place: str) -> str:
+    return key(open_retriever(place))
+
+
+@pytest.fixture
+def variants(root: Path, tmp_path: Path) -> Path:
+    """A directory with the index of another corpus."""
+    (tmp_path / "other.jsonl").write_bytes(b"".join(map(encode, PASSAGES[:2])))
+    build_index("bm25", tmp_path / "other.jsonl", tmp_path / "other", lambda _: None)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("{root}/bm25", "{root}/lucene"),
+        ("{root}/bm25", "{own}/other"),
+        ("weighted(0.9*{root}/bm25,0.1*{root}/lucene)", "weighted(0.1*{root}/bm25,0.9*{root}/lucene)"),
+        ("rrf({root}/bm25,{root}/lucene)", "weighted({root}/bm25,{root}/lucene)"),
+        ("rrf({root}/bm25,{root}/lucene)", "rrf({root}/lucene,{root}/bm25)"),
+        ("rerank({root}/bm25,http://a:1)", "rerank({root}/bm25,http://b:1)"),
+        ("rerank({root}/bm25,http://a:1)", "rerank({root}/bm25,http://a:1,other)"),
+        ("rerank({root}/bm25,http://a:1)", "{root}/bm25"),
+        ("elastic://a:1/wiki", "elastic://a:1/news"),
+        ("elastic://a:1/wiki", "elastic://b:1/wiki"),
+        ("searxng+http://a:1/search", "searxng+http://b:1/search"),
+        ("searxng+http://a:1/search?index=x", "searxng+http://a:1/search?index=y"),
+        ("milvus:{own}/a.db/wiki", "milvus:{own}/a.db/news"),
+        ("milvus:{own}/a.db/wiki", "milvus:{own}/a.db/wiki?metric=cosine"),
+        ("milvus:{own}/a.db/wiki", "milvus:{own}/a.db/wiki?encoder={own}/e5-encoder"),
+    ],
+)
+def test_retrievers_that_differ_in_one_setting(root: Path, variants: Path, first: str, second: str) -> None:
+    shutil.copytree(model_path(EMBEDDED), variants / "e5-encoder")  # with the prefixes of its family
+    places = [text.format(root=root, own=variants) for text in (first, second)]
+    one, other = map(identified, places)
+    assert one != other and identified(places[0]) == one
+    assert identified(f"cache({places[0]}, {variants}/cache)") == one
+
+
+@pytest.mark.slow
+def test_a_reranker_that_was_trained_again_is_another_one(root: Path, cross_encoder: Path, tmp_path: Path) -> None:
+    shutil.copytree(cross_encoder, tmp_path / "ce")
+    place = f"rerank({root}/bm25, {tmp_path}/ce)"
+    before = identified(place)
+    assert identified(f"rerank({root}/bm25, {cross_encoder})") == before, "wherever it lies"
+    model = BertForSequenceClassification.from_pretrained(tmp_path / "ce")
+    model.classifier.bias.data += 1
+    model.save_pretrained(tmp_path / "ce")
+    assert identified(place) != before
+
+
+def test_an_index_is_the_same_wherever_it_lies(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "bm25", tmp_path / "copy")
+    assert identified(str(tmp_path / "copy")) == identified(str(root / "bm25"))
+
+
+def test_a_service_states_its_identity(root: Path, variants: Path) -> None:
+    """A service whose corpus was indexed again was taken for the same retriever."""
+    found = []
+    for place in (root / "bm25", root / "bm25", variants / "other"):
+        with running(app(load_index(place))) as url:
+            found.append((identified(url), corpus_sha256(open_retriever(url))))
+    assert found[0] == found[1], "at another address"
+    assert found[0][0] != found[2][0] and found[0][1] != found[2][1]
+
+
+def test_services_that_state_nothing_differ_by_address() -> None:
+    class Stranger(Handler):
+        def do_GET(self) -> None:
+            self.send(200, json.dumps({"retriever": "bm25", "max_queries": 8}).encode())
+
+    with serving(Stranger) as first, serving(Stranger) as second:
+        assert identified(first) != identified(second) and identified(first) == identified(f"{first}/")
+
+
+def test_no_secret_is_in_an_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERPER_API_KEY", "hidden")
+    monkeypatch.setenv("ELASTIC_API_KEY", "hidden")
+    places = ("serper", "elastic://me:hidden@host:1/wiki", "searxng+http://me:hidden@host/search?api_key=hidden")
+    for place in places:
+        assert "hidden" not in json.dumps(identity(open_retriever(place)))
+    changed = open_retriever("searxng+http://me:other@host/search?api_key=other")
+    assert identity(changed) == identity(open_retriever(places[2])), "another password, the same service"
+
+
+@pytest.mark.parametrize("method", ["rrf({})", "weighted({})", "rerank(rrf({}),http://a:1)"])
+def test_indexes_of_different_corpora_are_not_fused(root: Path, variants: Path, method: str) -> None:
+    """The first passage of one corpus was taken for the first of the other, because both have the id 1."""
+    message = "bm25 and bm25 search different corpora, in which one id can stand for different passages; index the"
+    with pytest.raises(UserError, match=message):
+        open_retriever(method.format(f"{root}/bm25,{variants}/other"))
+    with running(app(load_index(variants / "other"))) as url, pytest.raises(UserError, match=message):
+        open_retriever(method.format(f"{root}/bm25,{url}"))
+    with pytest.raises(UserError, match=message):
+        open_retrievers([f"sparse={root}/bm25", f"dense={variants}/other"])
+    assert len(open_retrievers([f"sparse={root}/bm25", f"web={variants}/other"])) == 2
 
 
 @pytest.mark.parametrize(

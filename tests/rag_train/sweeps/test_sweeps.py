@@ -25,7 +25,7 @@ from support.training import write as write_records
 from rag_train.errors import UserError
 from rag_train.sweeps.file import load_sweep
 from rag_train.sweeps.page import trials_table, write_page
-from rag_train.sweeps.run import run_sweep
+from rag_train.sweeps.run import _require_same_sweep, run_sweep
 from rag_train.sweeps.study import Study, Trial, best_of, front_of, total_trials
 from rag_train.train import main
 
@@ -267,3 +267,14 @@ def test_page_escapes_text_and_draws_each_finished_trial(write_sweep, tmp_path: 
     *_, course = re.findall('<polyline class="[^"]*" points="([^"]*)"', (tmp_path / "sweep.html").read_text())
     assert len(course.split()) == 200
     assert trials_table(sweep, trials).rows[0][0] == "6"
+
+
+def test_other_data_at_the_same_place_is_another_sweep(write_sweep, tmp_path: Path):
+    """Trials on old and on new data were compared."""
+    metric = {"name": "eval/accuracy", "goal": "maximize"}
+    sweep = load_sweep(write_sweep(held_out=True, metric=metric))
+    _require_same_sweep(sweep, tmp_path / "out")
+    _require_same_sweep(sweep, tmp_path / "out")
+    write_records(tmp_path / "held_out.jsonl", [pair(0)])
+    with pytest.raises(UserError, match="sweep file or recipe, or of another model or data at its place"):
+        _require_same_sweep(sweep, tmp_path / "out")

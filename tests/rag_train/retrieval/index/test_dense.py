@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -283,6 +284,54 @@ def test_processes_share_the_shards_and_continue_a_killed_build(corpus, small, m
     together, alone = DenseIndex.load(tmp_path / "index"), DenseIndex.load(tmp_path / "other")
     assert together.corpus_sha256 == alone.corpus_sha256
     assert together.search(QUERIES, 5) == alone.search(QUERIES, 5)
+
+
+@pytest.fixture
+def two_encoders(models: Path, tmp_path: Path) -> Callable[[float], DenseConfig]:
+    """Put an encoder at one place, its weights scaled by a factor, and return the settings of an index with it."""
+
+    def put(factor: float) -> DenseConfig:
+        shutil.rmtree(tmp_path / "e5-own", ignore_errors=True)
+        shutil.copytree(models / "e5-small", tmp_path / "e5-own")
+        model = BertModel.from_pretrained(models / "e5-small")
+        model.embeddings.word_embeddings.weight.data.mul_(factor)
+        model.save_pretrained(tmp_path / "e5-own")
+        return DenseConfig(encoder=family(str(tmp_path / "e5-own")))
+
+    return put
+
+
+@pytest.mark.slow
+def test_a_build_does_not_continue_with_the_vectors_of_another_encoder(
+    corpus, two_encoders: Callable[[float], DenseConfig], tmp_path: Path
+):
+    """Half of the vectors came from the weights that were at the encoder's place before."""
+
+    def stop(done: int) -> None:
+        if done > 100:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_dense(corpus, tmp_path / "index", two_encoders(1), stop, shard=50)
+    other = two_encoders(3)
+    build_dense(corpus, tmp_path / "index", other, shard=50)
+    build_dense(corpus, tmp_path / "fresh", other, shard=50)
+    vectors = [(tmp_path / name / "vectors.faiss").read_bytes() for name in ("index", "fresh")]
+    assert vectors[0] == vectors[1]
+
+
+@pytest.mark.slow
+def test_an_encoder_that_was_trained_a_little_more_is_another_one(
+    corpus, two_encoders: Callable[[float], DenseConfig], tmp_path: Path
+):
+    """The vector of a fixed query was compared with a tolerance."""
+    build_dense(corpus, tmp_path / "index", two_encoders(1))
+    before = DenseIndex.load(tmp_path / "index").identity
+    config = two_encoders(1.0001)
+    with pytest.raises(UserError, match=r"the encoder .* has changed since it was built"):
+        DenseIndex.load(tmp_path / "index")
+    build_dense(corpus, tmp_path / "index", config)
+    assert DenseIndex.load(tmp_path / "index").identity != before
 
 
 MATRIX = st.integers(1, 40).flatmap(
