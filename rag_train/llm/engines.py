@@ -173,6 +173,8 @@ class Adapted:
 
     async def aclose(self) -> None:
         await self.llm.aclose()
+
+
 def identity(model: str, config: EngineConfig) -> dict[str, Any]:
     """Return all that the answers of an engine depend on: the identity of ``model``, and the engine's settings.
 

@@ -109,4 +109,4 @@ def common_corpus(retrievers: Iterable[Retriever]) -> str:
             f"{' and '.join(known)} search different corpora, in which one id can stand for different passages; "
             "index the same corpus file for each"
         )
-    return min(corpora)
+    return min(corpora, default="")

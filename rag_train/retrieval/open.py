@@ -101,7 +101,10 @@ def _open(specification: Specification) -> Retriever:
             from rag_train.retrieval.fusion import FusedRetriever, Method
 
             retrievers = [_open(argument) for argument in arguments]
-            return FusedRetriever(retrievers, cast(Method, method), weights)
+            try:
+                return FusedRetriever(retrievers, cast(Method, method), weights)
+            except UserError as error:
+                raise UserError(f"retriever {str(specification)!r}: {error}") from error
 
 
 def _open_place(text: str) -> Retriever:

@@ -221,5 +221,8 @@ def open_retrievers(indexes: Sequence[str]) -> dict[str, Retriever]:
         if kind in found:
             raise UserError(f"--index {index}: second retriever of this kind; write KIND=PLACE for all except one")
         found[kind] = open_retriever(place)
-    common_corpus(retriever for kind, retriever in found.items() if kind != "web")
+    try:
+        common_corpus(retriever for kind, retriever in found.items() if kind != "web")
+    except UserError as error:
+        raise UserError(f"--index {', '.join(indexes)}: {error}") from error
     return found

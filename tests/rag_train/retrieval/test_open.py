@@ -314,6 +314,7 @@ def test_indexes_of_different_corpora_are_not_fused(root: Path, variants: Path, 
     with pytest.raises(UserError, match=message):
         open_retrievers([f"sparse={root}/bm25", f"dense={variants}/other"])
     assert len(open_retrievers([f"sparse={root}/bm25", f"web={variants}/other"])) == 2
+    assert len(open_retrievers([f"web={variants}/other"])) == 1
 
 
 @pytest.mark.parametrize(
