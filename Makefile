@@ -5,16 +5,17 @@ export TOKENIZERS_PARALLELISM := false
 # Compiling the tests takes longer than most of them: Python keeps the compiled files, also where it is told not to.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo real check fast test test-release lint bench audit lock docs clean
+.PHONY: help demo real check fast test test-release lowest lint bench audit lock docs clean
 
 help:
 	@echo "make demo            train, explore, calibrate and evaluate a small controller (minutes, 2 cores)"
 	@echo "make real            every strategy on a real model and real facts (hours; SEEDS=30: one seed)"
 	@echo "make audit           known vulnerabilities of the locked packages (asks a public service)"
-	@echo "make lock            requirements.lock from the packages in .venv"
+	@echo "make lock            requirements.lock from the packages in .venv, requirements-gpu.lock from the package index"
 	@echo "make check           lint, types and the fast tests (about a minute)"
 	@echo "make test            lint, types and tests"
 	@echo "make test-release    the longest tests: more processes, more engines, whole how-tos"
+	@echo "make lowest          the fast tests with the lowest versions that pyproject.toml allows, in build/lowest"
 	@echo "make docs            the documentation in build/docs, with its links checked"
 	@echo "make bench           the benchmarks; NAME=training runs one, ARGS='--help' shows its options"
 
@@ -32,7 +33,7 @@ pip = $(shell $(PYTHON) -m pip config get global.$(1) 2>/dev/null)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q uv
 	$(UV) install -q $(UV_FROM) "torch==2.13.0+cpu" 2>/dev/null || $(UV) install -q --torch-backend cpu "torch==2.13.0"
-	$(UV) install -q $(UV_FROM) -c requirements.lock -e ".[cpu,dev,docs,eval,ray,real,retrieval,sweep,wandb]"
+	$(UV) install -q $(UV_FROM) -c requirements.lock -e ".[cpu,dev,docs,eval,milvus,ray,real,retrieval,sweep,wandb]"
 	@# The index's builds of these three do not match CPU PyTorch, and break importing transformers.
 	-$(UV) uninstall -q torchvision torchaudio torchcodec
 	@touch $@
@@ -48,6 +49,9 @@ audit: .venv/.ready
 
 lock: .venv/.ready
 	$(BIN)/uv pip freeze -q --python $(BIN)/python --exclude-editable | sed 's/+cpu//' > requirements.lock
+	UV_SYSTEM_CERTS=true $(BIN)/uv pip compile -q --universal --python-version 3.11 --no-annotate --no-header \
+		--extra gpu --extra retrieval --extra eval --extra sweep --extra wandb pyproject.toml \
+		| sed "s/ ; platform_machine == 'x86_64' and sys_platform == 'linux'$$//" > requirements-gpu.lock
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
@@ -68,6 +72,18 @@ test: lint
 
 test-release: .venv/.ready
 	$(PYTEST) --durations 10 -m release
+
+LOWEST = VIRTUAL_ENV=build/lowest UV_SYSTEM_CERTS=true $(BIN)/uv pip install -q
+LOWEST_EXTRAS = $(addprefix --extra ,dev eval milvus real retrieval sweep)
+
+lowest: .venv/.ready
+	$(PYTHON) -m venv build/lowest
+	UV_SYSTEM_CERTS=true $(BIN)/uv pip compile -q $(UV_FROM) --resolution lowest-direct --no-annotate --no-header \
+		$(LOWEST_EXTRAS) pyproject.toml | grep -v ^torch== > build/lowest.txt
+	$(LOWEST) $(UV_FROM) "torch==2.13.0+cpu" 2>/dev/null || $(LOWEST) --torch-backend cpu "torch==2.13.0"
+	$(LOWEST) $(UV_FROM) --requirement build/lowest.txt faiss-cpu
+	$(LOWEST) --no-deps --editable .
+	build/lowest/bin/python -m pytest -n 2 -m "not slow and not engine and not browser and not release"
 
 bench: .venv/.ready
 	$(BIN)/python -m rag_train.eval.benchmarks$(if $(NAME),.$(NAME)) $(ARGS)

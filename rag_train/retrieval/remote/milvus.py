@@ -25,7 +25,7 @@ try:
     from pymilvus import DataType, MilvusClient
     from pymilvus.exceptions import MilvusException
 except ImportError as error:
-    raise not_installed(error) from error
+    raise not_installed(error, "milvus") from error
 
 Metric = Literal["ip", "cosine"]
 
