@@ -37,8 +37,8 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
     The contents decide the format, whatever the file's name: Parquet, a JSON list, JSON objects one after the other
     (JSON Lines, or over several lines each), compressed with gzip, Zstandard or bzip2 or not, in UTF-8 or UTF-16.
     A file whose name ends with ``.csv`` or ``.tsv`` (before ``.gz`` and the like) is a table with a header; commas,
-    tabs or semicolons separate its fields. A table of DPR's, with a question and a list of answers in each line,
-    has no header.
+    tabs or semicolons separate its fields. Columns without a name, such as pandas' index, are left out. A table of
+    DPR's, with a question and a list of answers in each line, has no header.
 
     Raises UserError if the file cannot be read, or if a row is malformed.
     """
@@ -157,9 +157,17 @@ def written_value(text: str) -> Any:
         tokens = [t for t in tokenize.generate_tokens(io.StringIO(stripped).readline) if t.type != tokenize.NL]
         if any(a.type == b.type == tokenize.STRING for a, b in pairwise(tokens)):  # NumPy writes no commas
             return [ast.literal_eval(token.string) for token in tokens if token.type == tokenize.STRING]
-        return ast.literal_eval(stripped)
+        return ast.literal_eval(_Arrays().visit(ast.parse(stripped, mode="eval")))
     except (ValueError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError):
         return text
+
+
+class _Arrays(ast.NodeTransformer):
+    """Replaces NumPy's arrays by their lists: pandas writes records with arrays into tables."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        return node.args[0] if isinstance(node.func, ast.Name) and node.func.id == "array" and node.args else node
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -221,6 +229,9 @@ def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
     _, tab, answers = first.partition("\t")
     try:
         header = ["question", "answers"] if tab and isinstance(written_value(answers), list) else next(reader, [])
+        if repeated := next((name for name in header if name and header.count(name) > 1), None):
+            problem = f"two columns are called {repeated[:80]!r}"
+            raise UserError(f"{path}, line 1: {problem}; rename or remove one of the two")
         for fields in reader:
             if fields and len(fields) != len(header):
                 remedy = f"write each text that contains {_SEPARATORS[separator]} in quotation marks"
@@ -229,7 +240,8 @@ def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
                     f"{remedy if len(fields) > len(header) else 'give every row all fields, also empty ones'}"
                 )
             if fields:
-                yield f"line {reader.line_num}", dict(zip(header, fields, strict=True))
+                named = zip(header, fields, strict=True)
+                yield f"line {reader.line_num}", {name: field for name, field in named if name}
     except csv.Error as error:
         problem = f"{path}, line {reader.line_num}: {error}"
         raise UserError(f"{problem}; quote texts as in CSV, with quotation marks doubled") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 
 from rag_train.answers import normalize
 from rag_train.errors import UserError
+from rag_train.questions.fields import truth
 from rag_train.questions.formats import CONTRAST
 from rag_train.rows import Row, read_rows
 from rag_train.schema import Question, Trajectory
@@ -25,6 +27,8 @@ _QUESTIONS = ("question", "Question", "query", "input")
 _GREEDY = (["True"], ["False"])
 """What follows a choice's likelihood: whether the model would have written this choice."""
 _ANSWERS = ("predicted_answer", "prediction", "pred", "answer", "response")
+_PREDICTED = re.compile("pred|output|generat|response|(model|system|llm).*answer", re.IGNORECASE)
+"""Names of fields that show that the field "answer" beside them is the right answer."""
 
 
 def load_predictions(path: Path, questions: Sequence[Question], strategy: str) -> list[Trajectory]:
@@ -89,9 +93,13 @@ def _answer(row: Row) -> str | None:
     """Return the predicted answer; None if the system gave none."""
     if "filtered_resps" in row:
         return _response(row["filtered_resps"])
-    if row.get("predicted_answerable") is False:  # MuSiQue-Full
+    if truth(row.get("predicted_answerable")) is False:  # MuSiQue-Full
         return ""
-    value = row[next((name for name in ("output", *_ANSWERS) if name in row), "output")]
+    name = next((name for name in ("output", *_ANSWERS) if name in row), "output")
+    others = [other for other, text in row.items() if _PREDICTED.search(other) and isinstance(text, str)]
+    if name == "answer" and others:
+        raise ValueError(f"a prediction under 'answer' or under {others[0]!r}? Call its field predicted_answer")
+    value = row[name]
     if isinstance(value, dict):
         value = value.get("pred")
     if isinstance(value, list) and all(isinstance(each, dict) for each in value):  # KILT

@@ -17,15 +17,13 @@ class NoAnswers(ValueError):
     """The row is from a split whose answers are not public."""
 
 
-def accepted(values: Any) -> list[str]:
-    """Return the distinct answers that are not blank, with booleans as yes and no.
-
-    ``values`` is a list, a list as a text (see `written_value`), or a single answer.
+def accepted(*given: Any) -> list[str]:
+    """Return the distinct answers that are not blank, with booleans as yes and no; ``given`` are as in `listed`.
 
     Raises NoAnswers if there are only placeholders, ValueError if no answer is left, TypeError if an answer is
     neither a text, a number nor a boolean.
     """
-    values = _listed(values)
+    values = [value for each in given for value in listed(each)]
     if any(isinstance(value, dict | list | tuple) for value in values):
         raise TypeError("an answer is neither a text, a number nor a boolean")
     texts = list(dict.fromkeys(filter(str.strip, map(text_of, values))))
@@ -39,9 +37,15 @@ def accepted(values: Any) -> list[str]:
     return answers
 
 
-def _listed(value: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
+    """Return a list, a list that a text writes (see `written_value`), or a list of any other single value."""
     value = written_value(value) if isinstance(value, str) else value
     return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def truth(value: Any) -> Any:
+    """Return the boolean that a cell of a table writes; any other value as it is."""
+    return {"true": True, "false": False}.get(value.strip().lower(), value) if isinstance(value, str) else value
 
 
 def text_of(value: Any) -> str:

@@ -19,10 +19,12 @@ from rag_train.questions.fields import (
     accepted,
     at,
     choices,
+    listed,
     multiple_choice,
     pairs,
     records,
     text_of,
+    truth,
     unanswerable,
 )
 from rag_train.questions.hops import names_in, question_of, read_hop, subject_of
@@ -36,7 +38,7 @@ def _wikipedia(row: Row, metadata: dict[str, Any], **more: Any) -> Question:
     ``answer_aliases`` are those of 2WikiMultihopQA's ``id_aliases.json``. ``metadata["supporting"]`` has the
     annotated sentences of the gold passages.
     """
-    answers = accepted([row["answer"], *(row.get("answer_aliases") or [])])
+    answers = accepted(row["answer"], row.get("answer_aliases"))
     facts, context = (pairs(row.get(field) or []) for field in ("supporting_facts", "context"))
     titles = dict.fromkeys(title for title, _ in facts)
     sentences = {title: [sentence.strip() for sentence in paragraph] for title, paragraph in context}
@@ -71,7 +73,7 @@ CONTRAST = "/unanswerable"
 
 
 def _musique(row: Row) -> Question:
-    if not row.get("answerable", True):  # a second row with the id and the question of an answerable one
+    if not truth(row.get("answerable", True)):  # a second row with the id and the question of an answerable one
         return Question(**unanswerable(f"{row['id']}{CONTRAST}", row["question"]))
     gold = {
         paragraph["idx"]: Passage(
@@ -91,7 +93,7 @@ def _musique(row: Row) -> Question:
     return Question(
         id=row["id"],
         question=row["question"],
-        answers=accepted([row["answer"], *row["answer_aliases"]]),
+        answers=accepted(row["answer"], row["answer_aliases"]),
         hops=len(steps),
         gold_passages=list(gold.values()),
         decomposition=steps,
@@ -141,34 +143,35 @@ def _long_tail(question: Question) -> bool:
 
 
 def _strategyqa(row: Row) -> Question:
-    steps = row.get("decomposition")  # some copies on the Hub lack it, and have the facts as one text
-    facts = row["facts"] if isinstance(row["facts"], list) else [row["facts"]]
+    # Some copies on the Hub lack the decomposition, and have the facts as one text.
+    steps = listed(row["decomposition"]) if row.get("decomposition") else None
     return Question(
         id=row["qid"],
         question=row["question"],
-        answers=accepted([row["answer"]]),
+        answers=accepted(truth(row["answer"])),
         hops=len(steps) if steps else None,
-        metadata=({"decomposition": steps} if steps else {}) | {"facts": facts},
+        metadata=({"decomposition": steps} if steps else {}) | {"facts": listed(row["facts"])},
     )
 
 
 def _multihoprag(row: Row) -> Question:
+    evidences = records(row["evidence_list"])
     return Question(
         id=str(row["id"]),
         question=row["question"] if "question" in row else row["query"],
-        answers=accepted([row["answer"]]),
+        answers=accepted(row["answer"]),
         type=row["question_type"],
-        hops=len(row["evidence_list"]) or None,
+        hops=len(evidences) or None,
         gold_passages=[
             Passage(id=f"{row['id']}/{i}", title=evidence["title"], text=evidence["fact"])
-            for i, evidence in enumerate(row["evidence_list"])
+            for i, evidence in enumerate(evidences)
         ],
     )
 
 
 def _cag(row: Row) -> Question:
     """Read CAG's EvoTempQA. The answers of a nested list are alternatives, like those of a flat list."""
-    answers = [a for answer in row["answers"] for a in (answer if isinstance(answer, list) else [answer])]
+    answers = [a for answer in listed(row["answers"]) for a in (answer if isinstance(answer, list) else [answer])]
     return Question(
         id=str(row["id"]),
         question=row["question"],
@@ -187,8 +190,8 @@ def _flashrag(row: Row) -> Question:
     """Read FlashRAG's rows, and Search-R1's, whose ids are unique only within their ``data_source``."""
     source = f"{row['data_source']}:" if row.get("data_source") else ""
     id, metadata = f"{source}{row['id']}", row.get("metadata") or {}
-    if listed := row.get("choices") or metadata.get("choices"):
-        asked = multiple_choice(row["question"], choices(listed), row["golden_answers"])
+    if offered := row.get("choices") or metadata.get("choices"):
+        asked = multiple_choice(row["question"], choices(offered), listed(row["golden_answers"]))
         return Question(id=id, **asked | {"metadata": metadata | asked["metadata"]})
     return Question(id=id, question=row["question"], answers=accepted(row["golden_answers"]), metadata=metadata)
 
@@ -211,9 +214,9 @@ def _kilt(row: Row) -> Question:
 
 def _squad(row: Row) -> Question:
     given = written_value(row["answers"]) if isinstance(row["answers"], str) else row["answers"]
-    given = given["text"] if isinstance(given, dict) else given
+    given = listed(given["text"] if isinstance(given, dict) else given)
     texts = [answer["text"] if isinstance(answer, dict) else answer for answer in given]
-    if row.get("is_impossible") or not texts:
+    if truth(row.get("is_impossible")) or not texts:
         return Question(**unanswerable(row["id"], row["question"], hops=1))
     paragraph = Passage(id=f"{row['id']}/0", title=row.get("title") or "", text=row["context"])
     return Question(
@@ -228,7 +231,7 @@ def _triviaqa(row: Row) -> Question:
         id=row["QuestionId"] if "QuestionId" in row else row["question_id"],
         question=row["Question"] if "Question" in row else row["question"],
         # The displayed answer, followed by the answers with which the official script compares.
-        answers=accepted([get("value"), *(get("normalizedaliases") or []), *(get("humananswers") or [])]),
+        answers=accepted(get("value"), get("normalizedaliases"), get("humananswers")),
         hops=1,
     )
 
@@ -256,7 +259,7 @@ def _dpr(row: Row) -> Question:
 
 def _fid(row: Row) -> Question:
     """Read the output of DPR's retriever, which is FiD's input. Nobody has judged its passages."""
-    answers = accepted([*([row["target"]] if row.get("target") else []), *row["answers"]])
+    answers = accepted(row.get("target"), row["answers"])
     return Question(id=row["id"], question=row["question"], answers=answers, hops=1)
 
 
@@ -271,17 +274,17 @@ def _beir(row: Row) -> Question:
 def _commonsenseqa(row: Row) -> Question:
     """Read CommonsenseQA, ARC and OpenBookQA."""
     stem = row["question"] if "question" in row else row["question_stem"]
-    stem, listed = (stem["stem"], stem["choices"]) if isinstance(stem, dict) else (stem, row["choices"])
-    return Question(id=row["id"], **multiple_choice(stem, choices(listed), [row["answerKey"]]))
+    stem, offered = (stem["stem"], stem["choices"]) if isinstance(stem, dict) else (stem, row["choices"])
+    return Question(id=row["id"], **multiple_choice(stem, choices(offered), [row["answerKey"]]))
 
 
 def _mmlu(row: Row) -> Question:
     """Read MMLU, MMLU-Pro and MedQA."""
     key = row[next(name for name in ("answer_idx", "answer_index", "answer") if name in row or name == "answer")]
-    listed = row["choices"] if "choices" in row else row["options"]
+    offered = row["choices"] if "choices" in row else row["options"]
     id = row["question_id"] if "question_id" in row else row["id"]
     return Question(
-        id=id, type=row.get("subject") or "", **multiple_choice(row["question"], choices(listed), [key])
+        id=id, type=row.get("subject") or "", **multiple_choice(row["question"], choices(offered), [key])
     )
 
 
@@ -326,7 +329,7 @@ def _eli5(row: Row) -> Question:
 
 
 def _bamboogle(row: Row) -> Question:
-    return Question(id=row["id"], question=row["Question"], answers=accepted([row["Answer"]]), hops=2)
+    return Question(id=row["id"], question=row["Question"], answers=accepted(row["Answer"]), hops=2)
 
 
 def _plain(row: Row) -> Question:

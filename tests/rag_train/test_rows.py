@@ -84,6 +84,10 @@ def test_a_damaged_compressed_file_is_one_line(tmp_path: Path) -> None:
             "id,question,answers\n1,who,Paris, France\n",
             "line 2: 4 fields, but the header has 3; write each text that",
         ),
+        (
+            "id,question,answers,answers\n1,who,a,b\n",
+            "q.csv, line 1: two columns are called 'answers'; rename or remove one of the two",
+        ),
         ("id;question;answers\n1;who\n", "line 2: 2 fields, but the header has 3; give every row all fields"),
         ('id,question,answers\n1,"who,Paris\n', "line 2: unexpected end of data; quote texts as in CSV"),
         ("q,a\nwho,Paris\n", "line 2: no field of answers among 'q, a': test splits have none; give a split"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,37 @@ def test_a_list_in_a_cell_is_a_list_also_by_columns(tmp_path: Path) -> None:
     assert (question.id, question.answers) == ("0", ["politician", "leader"])
     [question] = load_questions(tmp_path / "q.csv", "triviaqa", columns={"question": "q", "answers": "a"})
     assert question.metadata == {"scoring": "triviaqa"}, "the kind says how answers are compared"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"context": "c", "answers": "poet"},
+        {"context": "c", "answers": "{'text': array(['poet'], dtype=object), 'answer_start': array([3])}"},
+        {"context": "c", "answers": "['poet']", "is_impossible": "False"},
+        {"ctxs": "[]", "answers": "poet"},
+        {"docs": "[]", "answers": "['poet']"},
+        {"golden_answers": "['poet']"},
+        {"Question": "who", "Answer": "['poet']"},
+        {"supporting_facts": "[]", "context": "[]", "type": "t", "level": "l", "answer": "poet"}
+        | {"answer_aliases": "['poet']"},
+        {"question_type": "t", "evidence_list": "[{'title': 't', 'fact': 'f'}]", "answer": "poet"},
+        {"question_id": "1", "answer": "poet"},
+    ],
+)
+def test_a_text_in_place_of_a_list_is_no_list_of_letters(tmp_path: Path, row: dict[str, str]) -> None:
+    fields = {"": "0", "id": "1", "question": "who"} | row  # pandas' index has no name
+    with (tmp_path / "q.csv").open("w") as file:
+        csv.writer(file).writerows([fields.keys(), fields.values()])
+    [question] = load_questions(tmp_path / "q.csv")
+    assert (question.question, question.answers) == ("who", ["poet"])
+
+
+def test_strategyqa_is_read_from_a_table(tmp_path: Path) -> None:
+    header, cells = "qid,question,answer,facts,decomposition", "\"['a', 'b']\",\"['c?', 'd?']\""
+    (tmp_path / "q.csv").write_text(f"{header}\n4fd,Is it?,True,{cells}\n")
+    [question] = load_questions(tmp_path / "q.csv")
+    assert (question.answers, question.hops, question.metadata["facts"]) == (["yes"], 2, ["a", "b"])
 
 
 def test_unanswerable_questions_are_refused_skipped_or_ask_for_a_refusal(tmp_path: Path, capsys: Any) -> None:
