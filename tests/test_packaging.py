@@ -64,17 +64,3 @@ def test_demo_finds_its_recipe_outside_the_repository(installed: Path, tmp_path:
     failed = run(installed, tmp_path, "demo", "miniworld.world.people=10")
     assert failed.returncode == 2 and "leave 0 to the dev split" in failed.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.release
-def test_first_hour_runs_from_the_wheel(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from rag_train.eval.benchmarks.first_hour import COMMANDS, first_hour
-
-    monkeypatch.setenv("PYTHONPATH", str(installed))
-    where = "import rag_train; print(rag_train.__file__)"
-    found = subprocess.run([sys.executable, "-c", where], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert Path(found.stdout.strip()).is_relative_to(installed)
-    steps = first_hour(tmp_path)
-    assert [step.command for step in steps] == list(COMMANDS)
-    assert all(step.first_line and step.output for step in steps)
-    assert (tmp_path / "report.html").is_file()

@@ -30,6 +30,7 @@ from rag_train.schema import Trajectory
 from rag_train.strategies.base import Kit
 from rag_train.strategies.kit import RETRIEVER_KINDS, Adapted
 from rag_train.strategies.registry import STRATEGIES, build
+from rag_train.training.merge import merge
 from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
 from rag_train.training.result import TrainResult
 from rag_train.training.run import train
@@ -44,7 +45,6 @@ MOST_CALLS = 3
 
 WAYS: dict[str, dict[str, Any]] = {
     "full": {},
-    "merged": {"lora": LoraRecipe(r=8, merge=True), "lr": 1e-3},
     "adapter": {"lora": LoraRecipe(r=8), "lr": 1e-3},
     "packed": {"lora": LoraRecipe(r=8), "batch_size": 1, "sft": SFTRecipe(pack_tokens=512)},
     "pairs": {"stage": "dpo", "lora": LoraRecipe(r=8)},
@@ -64,6 +64,9 @@ def trained(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         stage = keys.get("stage", "sft")
         place = {"stage": stage, "data": work / f"{stage}.jsonl", "output_dir": str(work / name)}
         results[name] = train(TrainRecipe(**(common | place | keys)))
+    # Two steps change less than bf16 can hold, which a merge refuses otherwise.
+    merge(str(smollm2), results["adapter"].output_dir, work / "merged", force=True)
+    results["merged"] = replace(results["adapter"], output_dir=str(work / "merged"))
     return results
 
 
@@ -71,8 +74,7 @@ def test_trains_in_every_way(trained: dict[str, TrainResult]):
     losses = {name: [entry["loss"] for entry in result.losses] for name, result in trained.items()}
     assert all(0 < loss < 6 for values in losses.values() for loss in values)
     assert trained["full"].steps == trained["pairs"].steps == trained["tree"].steps == 2
-    assert losses["merged"] == losses["adapter"]
-    assert losses["full"][0] == pytest.approx(losses["merged"][0], rel=0.02)  # adapters begin with no effect
+    assert losses["full"][0] == pytest.approx(losses["adapter"][0], rel=0.02)  # adapters begin with no effect
     for layout in ("pairs", "tree"):
         assert losses[layout][0] == pytest.approx(math.log(2), abs=0.01)
 

@@ -226,7 +226,9 @@ def merge(model: str, adapter: str, output: Path, dtype: str = "auto", force: bo
     temporary = output.with_name(f"{output.name}.tmp")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
-        merged.to(saved).save_pretrained(temporary)
+        for weight in merged.parameters():  # not the frequencies of positions, which models compute in fp32
+            weight.data = weight.data.to(saved)
+        merged.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         write_merged_card(temporary, model, Path(adapter), _name(saved), share)
         expected = _logits(merged.float())

@@ -283,6 +283,6 @@ def test_only_a_retriever_all_of_whose_parts_are_services_is_one(tmp_path: Path)
         def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
             return [0.0 for _ in pairs]
 
-    assert service(CachedRetriever(remote, "k", tmp_path / "cache.db")) == "r"
+    assert service(CachedRetriever(remote, tmp_path / "cache.db")) == "r"
     assert service(FusedRetriever([remote, other])) == "r and o"
     assert service(FusedRetriever([remote, local])) == service(RerankedRetriever(remote, Reranker())) == ""
