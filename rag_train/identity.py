@@ -36,8 +36,9 @@ _PROMPTS = Path(__file__).parent / "prompts"
 _APART = {
     f"{_PACKAGE}.{name}"
     for name in (
-        *("errors", "files", "identity", "progress", "provenance", "recipe", "resumable", "table"),
-        *("questions.load", "llm.engines", "llm.hub", "retrieval.open", "retrieval.index.open"),
+        *("errors", "files", "identity", "patience", "progress", "provenance", "recipe"),
+        *("resumable", "table", "questions.load", "llm.engines", "llm.hub"),
+        *("retrieval.open", "retrieval.index.open"),
         *("strategies.kit", "data_synth.inputs"),
     )
 }
