@@ -17,6 +17,7 @@ from rag_train.llm.guide import conform, instruct, is_guided
 from rag_train.llm.problems import DOUBTFUL, Doubts, Rejected, names, refused
 from rag_train.llm.replicas import Answer, Replicas
 from rag_train.llm.replies import (
+    SHORTEST_CONTEXT,
     Logprobs,
     Token,
     UsageMessage,
@@ -45,8 +46,6 @@ PROBE_TOKENS = 1024
 """Tokens of a call of the probe whose answer was cut, to see the end of thoughts without a beginning."""
 MOST_CHARACTERS = 8
 """Most characters of a prompt to a token, on average; English text has about four."""
-LONG = 2000
-"""Characters of prompts that are long enough for this average."""
 
 _SPENT = re.compile(r"max_(completion_)?tokens.{0,60}reached|could not finish the message")
 _TEXTS = ("text", "output_text")
@@ -259,16 +258,26 @@ class ChatEngine:
         A rejected request changes nothing for other calls.
         """
         try:
-            return (await self._ask([*self._messages(prompt, sampling), *again], sampling)).completion
+            return self._written(await self._ask([*self._messages(prompt, sampling), *again], sampling))
         except Rejected as error:
             rejected = error
         if rejected.problem.status in DOUBTFUL and is_guided(sampling) and self._guide != "none":
             try:
                 messages = [*self._messages(prompt, sampling, "none"), *again]
-                return (await self._ask(messages, sampling, "none")).completion
+                return self._written(await self._ask(messages, sampling, "none"))
             except Rejected as error:
                 rejected = error
         raise await self._doubts.refusal(rejected, sampling) from rejected
+
+    def _written(self, reply: _Reply) -> Completion:
+        """Return the completion of a reply. Raises Refused if thoughts left no tokens for the answer."""
+        if reply.spent:
+            raise refused(
+                "unclosed thought",
+                f"{self.name} thinks, and {self._thinking_tokens:,} tokens were not enough for its thoughts; give "
+                "more engine.thinking_tokens with engine.thinking=true, or engine.thinking=false",
+            )
+        return reply.completion
 
     def _messages(self, prompt: str, sampling: Sampling, guide: str | None = None) -> list[dict[str, str]]:
         """Return the turns of a prompt."""
@@ -302,7 +311,7 @@ class ChatEngine:
         answer = await self._replicas.post("/chat/completions", body, estimate)
         reply = self._reply(answer, sampling, messages[-1]["content"], guide)
         used = reply.completion.usage
-        if self._counts and characters > LONG and used.prompt_tokens * MOST_CHARACTERS < characters:
+        if self._counts and SHORTEST_CONTEXT <= used.prompt_tokens < characters / MOST_CHARACTERS:
             raise PromptTooLong(
                 f"{answer.url}: the server has cut the prompt of {characters:,} characters, to "
                 f"{used.prompt_tokens:,} tokens; give it a longer context"

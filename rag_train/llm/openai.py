@@ -21,6 +21,7 @@ from rag_train.llm.guide import conform
 from rag_train.llm.problems import DOUBTFUL, Doubts, Rejected, describe, names, refused
 from rag_train.llm.replicas import CONNECT_TIMEOUT, Answer, Replica, Replicas
 from rag_train.llm.replies import (
+    SHORTEST_CONTEXT,
     Logprobs,
     Named,
     Token,
@@ -319,7 +320,7 @@ class OpenAIEngine:
         """
         if self._probing and told != sent:
             self._counts = False
-        if self._counts and told is not None and told < _LEAST_READ * sent:
+        if self._counts and told is not None and SHORTEST_CONTEXT <= told < _LEAST_READ * sent:
             raise PromptTooLong(
                 f"{url}: the server has cut the prompt, to {told} of {sent} tokens; give it more context"
             )

@@ -296,17 +296,23 @@ def test_lists_of_models_are_read_or_done_without(models: Reply):
 
 
 @pytest.mark.parametrize(
-    ("read", "whole"), [(lambda sent: sent, True), (lambda sent: min(sent, 40), False), (lambda sent: 7, True)]
+    ("read", "whole"),
+    [
+        (lambda sent: sent, True),
+        (lambda sent: min(sent, 300), False),
+        (lambda sent: min(sent, 40), True),
+        (lambda sent: 7, True),
+    ],
 )
 def test_a_prompt_that_the_server_cut_gets_no_answer(read: Callable[[int], int], whole: bool):
-    """A server that counts otherwise in the probe's calls too is believed."""
+    """A server that counts otherwise in the probe's calls too, or fewer tokens than any context has, is believed."""
 
     def script(body: Body) -> Reply:
         choice = {"text": " yes", "finish_reason": "stop"}
         return 200, {}, {"choices": [choice], "usage": {"prompt_tokens": read(len(body["prompt"]))}}
 
     with playing(script) as server:
-        [got] = opened(asks_all("word " * 100), server.url, kind="openai", tokenizer=str(MODEL))
+        [got] = opened(asks_all("word " * 500), server.url, kind="openai", tokenizer=str(MODEL))
     assert isinstance(got, Completion if whole else PromptTooLong)
 
 
@@ -621,8 +627,8 @@ def test_a_model_that_thinks_gets_tokens_for_it(body: Body, when: str, capfd):
 @pytest.mark.parametrize("body", [HIDDEN, UNCLOSED], ids=["hidden", "unclosed"])
 def test_a_thought_is_never_an_answer(body: Body):
     with playing(on("What?", (200, {}, body))) as server:
-        got = opened(asks(), server.url, thinking=True)
-    assert (got.text, got.truncated) == ("", True)
+        [got] = opened(asks_all("What?"), server.url, thinking=True)
+    assert isinstance(got, Refused) and got.reason == "unclosed thought" and "engine.thinking_tokens" in str(got)
 
 
 def test_thoughts_outside_the_written_tokens_are_not_taken_for_a_full_context():
