@@ -15,7 +15,7 @@ from rag_train.llm.problems import refused
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenCount = Annotated[int, Field(ge=0, lt=2**31)]
 SHORTEST_CONTEXT = 256
-"""Least tokens to which a server cuts a prompt. One that tells fewer leaves out those that it has cached, or guesses."""
+"""Least tokens to which a server cuts a prompt. One that tells fewer leaves out those that it has cached."""
 
 _FAILED = re.compile(r"\b(abort|error|cancel|fail|timeout|interrupt)")
 _FILTERED = re.compile(r"\b(filter|safety|sensitive|prohibit|block|refus|recitation|spii|guardrail|moderat)")

@@ -305,7 +305,7 @@ def test_lists_of_models_are_read_or_done_without(models: Reply):
     ],
 )
 def test_a_prompt_that_the_server_cut_gets_no_answer(read: Callable[[int], int], whole: bool):
-    """A server that counts otherwise in the probe's calls too, or fewer tokens than any context has, is believed."""
+    """A server that counts otherwise in the probe too, or less than any context has room for, is believed."""
 
     def script(body: Body) -> Reply:
         choice = {"text": " yes", "finish_reason": "stop"}
