@@ -432,7 +432,6 @@ def _save_model(
     if not trainer.is_world_process_zero():
         return final, None, None
     (final / "training_args.bin").unlink(missing_ok=True)
-    shutil.rmtree(final / "ref", ignore_errors=True)  # TRL's copy of the adapters that stage rl started from
     if recipe.keep == "best":
         kept = checkpoints / f"checkpoint-{_kept_step(trainer, recipe)}"
         for file in final.iterdir():  # a checkpoint has the same files, and those that training continues from

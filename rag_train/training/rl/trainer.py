@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -152,6 +153,14 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
         generation = self._generation() % self._generations(len(order)) + 1
         place = generation * size * times + self.accelerator.process_index * each
         return [dataset[row]["prompt"] for row in order[place : place + each]]
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Save without TRL's copy of the adapters that training started from, which it makes again at each start.
+
+        From a checkpoint with two adapters, transformers would load the copy alone.
+        """
+        super()._save(output_dir, state_dict)
+        shutil.rmtree(Path(output_dir or self.args.output_dir or ".") / "ref", ignore_errors=True)
 
     def _save_checkpoint(self, *arguments: Any, **named: Any) -> None:
         super()._save_checkpoint(*arguments, **named)

@@ -186,6 +186,28 @@ def test_tree_layout_trains_as_trl_does(world: Path, tmp_path: Path, keys: dict[
         assert [row[name] for row in found["tree"]] == pytest.approx(theirs, rel=1e-3, abs=1e-5), name
 
 
+@pytest.mark.slow
+def test_goes_on_with_an_adapter_which_is_the_reference(world: Path, tmp_path: Path, monkeypatch):
+    """TRL keeps the starting adapter for the divergence; a killed run has it again, the result does not."""
+    keys: dict[str, Any] = {"lora": LoraRecipe(r=4), "save_steps": 2, "epochs": 1, "kl": 0.1}
+    first = recipe_for(world, tmp_path / "first", **COSTS, **keys)
+    train(replace(first, lr=1e-2))
+    whole = replace(first, model=str(tmp_path / "first"), output_dir=str(tmp_path / "whole"), lr=1e-3)
+    expected = train(whole)
+    assert metrics(tmp_path / "whole")[0]["kl"] == pytest.approx(0, abs=1e-6)
+    killed = replace(whole, output_dir=str(tmp_path / "killed"))
+    kill_at(monkeypatch, killed, 5)
+    resumed = train(killed)
+    assert (resumed.resumed_from, resumed.steps) == (4, expected.steps)
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
+    start, once, again = (
+        load_file(tmp_path / name / "adapter_model.safetensors") for name in ("first", "whole", "killed")
+    )
+    assert start.keys() == once.keys() and not (tmp_path / "whole/ref").exists()
+    assert all(torch.equal(once[name], again[name]) for name in once)
+    assert any(not torch.equal(start[name], once[name]) for name in once)
+
+
 @pytest.mark.parametrize("updates", [1, 2])
 @pytest.mark.slow
 def test_resumed_run_equals_uninterrupted_run(world: Path, tmp_path: Path, updates: int, monkeypatch):
