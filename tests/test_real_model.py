@@ -21,7 +21,7 @@ from rag_train.atlas.passages import corpus
 from rag_train.atlas.questions import questions
 from rag_train.formats.prompting import as_turn, task_prompt
 from rag_train.llm.base import Completion, Sampling
-from rag_train.llm.checkpoint import load_tokenizer
+from rag_train.llm.checkpoint import encode, load_tokenizer
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.llm.vllm import VLLMEngine
 from rag_train.retrieval.batching import AsyncRetriever
@@ -94,9 +94,9 @@ def test_vllm_serves_the_adapter_as_it_was_merged(smollm2: Path, trained: dict[s
     base, adapted = ({t.token_id: t.logprob for t in got.logprobs[0]} for got in completions)
     merged = AutoModelForCausalLM.from_pretrained(trained["merged"].output_dir)
     tokenizer = load_tokenizer(trained["merged"].output_dir)
-    ids = tokenizer(as_turn(tokenizer, PROMPT), return_tensors="pt", add_special_tokens=False)
+    ids = torch.tensor([encode(tokenizer, as_turn(tokenizer, PROMPT))])
     with torch.no_grad():
-        logprobs = torch.log_softmax(merged(**ids).logits[0, -1].float(), -1)
+        logprobs = torch.log_softmax(merged(ids).logits[0, -1].float(), -1)
     assert all(logprobs[token].item() == pytest.approx(value, abs=0.25) for token, value in adapted.items())
     assert any(abs(logprobs[token].item() - value) > 0.5 for token, value in base.items())
 

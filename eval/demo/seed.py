@@ -18,6 +18,8 @@ from rag_train.eval.matrix.answers import Answers, needs_attention
 from rag_train.eval.metrics.summary import RunSummary, summarize
 from rag_train.eval.pages.results import Curve, Series
 from rag_train.llm.base import LLM
+from rag_train.llm.checkpoint import base_of, check_adapter
+from rag_train.llm.engines import Adapted
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.llm.vllm import VLLMEngine
 from rag_train.miniworld.text import VERSION
@@ -67,12 +69,14 @@ class Seed:
         self.timings[part] = self.timings.get(part, 0.0) + time.perf_counter() - start
 
     @asynccontextmanager
-    async def serving(self, model: Path) -> AsyncIterator[VLLMEngine]:
-        """Serve a checkpoint with vLLM within the block."""
+    async def serving(self, model: Path) -> AsyncIterator[LLM]:
+        """Serve a checkpoint, or an adapter on its base, with vLLM within the block."""
+        base, adapter = base_of(str(model))
+        rank = check_adapter(adapter) if adapter else None
         with self.step("engine starts"):
-            engine = VLLMEngine.start(str(model), seed=self.number, **self.world.engine)
+            engine = VLLMEngine.start(base, seed=self.number, max_lora_rank=rank, **self.world.engine)
         try:
-            yield engine
+            yield Adapted(engine, adapter) if adapter else engine
         finally:
             await engine.aclose()
 
@@ -114,8 +118,9 @@ class Seed:
                     )
 
                 if needs_attention(strategy) and kept.missing(asked):
-                    async with aclosing(TransformersEngine.start(str(model))) as slow:
-                        answers = await kept.ask(kit(slow), asked)
+                    base, adapter = base_of(str(model))
+                    async with aclosing(TransformersEngine.start(base)) as slow:
+                        answers = await kept.ask(kit(Adapted(slow, adapter) if adapter else slow), asked)
                 else:
                     answers = await kept.ask(kit(engine), asked)
                 self.trajectories[f"{name}, {stage}"] = answers

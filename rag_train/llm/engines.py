@@ -171,6 +171,11 @@ class Adapted:
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
         return await self.llm.complete(prompt, replace(sampling, adapter=self.adapter))
 
+    async def inspect(self, prompt: str, text: str) -> Any:
+        """Inspect the model with the adapter, if ``abilities.attention`` (see `TransformersEngine.inspect`)."""
+        engine: Any = self.llm
+        return await engine.inspect(prompt, text, self.adapter)
+
     async def aclose(self) -> None:
         await self.llm.aclose()
 

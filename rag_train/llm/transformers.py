@@ -194,8 +194,8 @@ class TransformersEngine:
                 if not future.done():
                     future.set_result(completion)
 
-    async def inspect(self, prompt: str, text: str) -> Inspection:
-        """Compute the base model's entropy and attention for each token of ``text`` after ``prompt``.
+    async def inspect(self, prompt: str, text: str, adapter: str | None = None) -> Inspection:
+        """Compute entropy and attention for each token of ``text`` after ``prompt``, with ``adapter`` if given.
 
         Raises:
             PromptTooLong: if prompt and text do not fit the model's context.
@@ -204,9 +204,9 @@ class TransformersEngine:
         """
         if self.model.config.is_encoder_decoder:
             raise UserError(f"model {self.name}: cannot inspect an encoder-decoder; use a decoder-only model")
-        return await asyncio.to_thread(self._inspect, prompt, text)
+        return await asyncio.to_thread(self._inspect, prompt, text, adapter)
 
-    def _inspect(self, prompt: str, text: str) -> Inspection:
+    def _inspect(self, prompt: str, text: str, adapter: str | None) -> Inspection:
         [(ids, spans)] = encoded(self.tokenizer, [prompt + text])
         first = beginning(self.tokenizer, ids)
         ids, spans = [*first, *ids], [(0, 0)] * len(first) + spans
@@ -216,7 +216,7 @@ class TransformersEngine:
         if len(ids) > self._context:
             raise PromptTooLong(f"prompt and text of {len(ids)} tokens exceed the context of {self._context}")
         with self._lock, torch.inference_mode():
-            self._use(None)
+            self._use(adapter)
             usual = self.model.config._attn_implementation
             self.model.set_attn_implementation("eager")  # other implementations do not return attention weights
             try:
