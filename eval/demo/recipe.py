@@ -26,7 +26,7 @@ class StageRecipe:
     batch_size: int
     """Examples per optimizer step."""
     lora: LoraRecipe | None = None
-    """Train adapters, which the next stage goes on with. null: train all parameters."""
+    """Settings of the adapters to train, which the next stage trains further. null: train all parameters."""
     pack_tokens: int | None = None
     """sft: pack examples into rows of up to this many tokens; null: padded batches."""
     layout: Literal["pairs", "tree"] = "pairs"

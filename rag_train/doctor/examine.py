@@ -129,8 +129,9 @@ def _space(name: str, found: machine.Space, where: str) -> Finding:
 
 
 def _disk() -> Finding:
-    found = _space("disk", machine.disk(), " here")
-    if machine.disk().free >= LEAST_DISK:
+    disk = machine.disk()
+    found = _space("disk", disk, " here")
+    if disk.free >= LEAST_DISK:
         return found
     remedy = f"free {gib(LEAST_DISK)} on this disk, or work in a folder on a larger one"
     return replace(found, text=f"{found.text}: too little for a model and its checkpoints; {remedy}")

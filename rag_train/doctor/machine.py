@@ -78,7 +78,7 @@ LEAST_DRIVER = {"12": 525, "13": 580}
 
 
 def nvidia() -> list[tuple[str, str]]:
-    """Return name and driver version of each NVIDIA GPU that the driver sees, whatever PyTorch says."""
+    """Return name and driver version of each NVIDIA GPU that the driver sees. PyTorch may see fewer."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60)
