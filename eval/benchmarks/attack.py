@@ -239,8 +239,8 @@ def _read_recipe(cls: type, path: Path) -> str:
 def corrupted_checkpoints(cases: int, scratch: Path) -> Counter[str]:
     """Count what the check before an engine's start says of checkpoints of which one file is corrupted."""
     from rag_train.llm.checkpoint import check_checkpoint
-    from rag_train.miniworld.pretrain import PretrainConfig, pretrained
-    from rag_train.miniworld.world import World, WorldConfig
+    from rag_train.worlds.mini.pretrain import PretrainConfig, pretrained
+    from rag_train.worlds.mini.world import World, WorldConfig
 
     rng, seen = random.Random(0), Counter[str]()
     model, _ = pretrained(World(WorldConfig()), PretrainConfig(), Path("runs/demo/base"))

@@ -21,12 +21,12 @@ from rag_train.working_files import PACKAGE
 
 if TYPE_CHECKING:
     from rag_train.llm.base import Completion, Sampling
-    from rag_train.miniworld.world import World
     from rag_train.schema import Question
     from rag_train.table import Table
+    from rag_train.worlds.mini.world import World
 
 T = TypeVar("T")
-CONTROLLER = PACKAGE / "miniworld/checkpoint/controller"
+CONTROLLER = PACKAGE / "worlds/mini/checkpoint/controller"
 """The shipped mini model after the demo's cold start, which writes DeepRAG's transcript."""
 OUTPUT = Path("runs/bench")
 """Where a benchmark writes its results, unless told otherwise."""
@@ -134,7 +134,7 @@ class MiniWorld(NamedTuple):
 def mini_world() -> MiniWorld:
     """Return the mini world with its controller."""
     from rag_train.eval.demo.world import multi_hop
-    from rag_train.miniworld.world import World, WorldConfig
+    from rag_train.worlds.mini.world import World, WorldConfig
 
     world = World(WorldConfig())
     return MiniWorld(world, CONTROLLER, multi_hop(world.questions("train")))

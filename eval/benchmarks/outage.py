@@ -43,10 +43,10 @@ STRATEGY = "deeprag"
 
 
 def main() -> None:
-    from rag_train.miniworld.world import write_world
     from rag_train.progress import console
     from rag_train.retrieval.index.open import build_index
     from rag_train.table import Table
+    from rag_train.worlds.mini.world import write_world
 
     parser = benchmark_parser(__doc__)
     parser.add_argument("--questions", type=int, default=1000, help="questions to answer")

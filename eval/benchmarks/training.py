@@ -78,8 +78,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each contestant on each set")
     options = parser.parse_args()
 
-    from rag_train.llm.packaged import checkpoint_of
     from rag_train.table import Table
+    from rag_train.worlds.packaged import checkpoint_of
 
     with tempfile.TemporaryDirectory(prefix="bench-training-") as name:
         work = Path(name)
@@ -114,9 +114,9 @@ def training_sets(model: Path, work: Path, options: argparse.Namespace) -> dict[
     """Return pairs of the papers' shape, trajectories of DeepRAG, and examples of all methods' modules."""
     from rag_train.eval.demo.examples import gold_examples
     from rag_train.files import write_records
-    from rag_train.miniworld.vocabulary import with_words
     from rag_train.retrieval.batching import AsyncRetriever
     from rag_train.retrieval.index.bm25 import BM25Index
+    from rag_train.worlds.mini.vocabulary import with_words
 
     world, shipped, _ = mini_world()
     retriever = AsyncRetriever(BM25Index.build(world.corpus()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rag_train.atlas.knowledge import with_knowledge
 from rag_train.eval.demo.claims import TUNED, UNTUNED
 from rag_train.eval.demo.examples import equal_shares, gold_examples
 from rag_train.eval.demo.seed import Seed
@@ -13,6 +12,7 @@ from rag_train.retrieval.index.dense import DenseIndex, build_dense
 from rag_train.retrieval.index.lucene import LuceneIndex, build_lucene
 from rag_train.schema import SFTRecord
 from rag_train.strategies.registry import STRATEGIES, parse_strategy
+from rag_train.worlds.atlas.knowledge import with_knowledge
 
 STAGES = (UNTUNED, TUNED)
 WITHOUT = {

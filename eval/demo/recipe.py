@@ -7,10 +7,10 @@ from typing import Literal
 
 from rag_train.data_synth.deeprag.search import SearchConfig
 from rag_train.errors import UserError
-from rag_train.miniworld.recipe import PretrainConfig
-from rag_train.miniworld.world import WorldConfig
 from rag_train.recipe import Count
 from rag_train.training.recipe import LoraRecipe
+from rag_train.worlds.mini.recipe import PretrainConfig
+from rag_train.worlds.mini.world import WorldConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,6 @@ from rag_train.llm.checkpoint import base_of, check_adapter
 from rag_train.llm.engines import Adapted
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.llm.vllm import VLLMEngine
-from rag_train.miniworld.text import VERSION
 from rag_train.progress import console
 from rag_train.provenance import settings_hash, weights_sha256
 from rag_train.retrieval.batching import AsyncRetriever
@@ -30,6 +29,7 @@ from rag_train.schema import Question, Trajectory
 from rag_train.strategies.base import Kit
 from rag_train.training.recipe import DPORecipe, SFTRecipe
 from rag_train.training.result import TrainResult
+from rag_train.worlds.mini.text import VERSION
 
 
 class Seed:

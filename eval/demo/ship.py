@@ -12,10 +12,10 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from rag_train.errors import UserError
-from rag_train.miniworld.pretrain import RECORD, SHIPPED, pretrained
-from rag_train.miniworld.recipe import PretrainConfig
-from rag_train.miniworld.world import World, WorldConfig
 from rag_train.training.result import RESULT
+from rag_train.worlds.mini.pretrain import RECORD, SHIPPED, pretrained
+from rag_train.worlds.mini.recipe import PretrainConfig
+from rag_train.worlds.mini.world import World, WorldConfig
 
 WEIGHTS = "model.safetensors"
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS)

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rag_train.atlas.facts import share
 from rag_train.data_synth.deeprag.cold_start import ColdStartConfig
 from rag_train.eval.demo.recipe import AtlasRecipe, DemoRecipe, MiniWorldRecipe
 from rag_train.eval.pages.results import Curve, Series
 from rag_train.formats import deeprag, reader
 from rag_train.llm.base import LLM
-from rag_train.miniworld.pretrain import RECORD, pretrained
-from rag_train.miniworld.vocabulary import with_words
-from rag_train.miniworld.world import World, known_subqueries, write_world
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.schema import Question
+from rag_train.worlds.atlas.facts import share
+from rag_train.worlds.mini.pretrain import RECORD, pretrained
+from rag_train.worlds.mini.vocabulary import with_words
+from rag_train.worlds.mini.world import World, known_subqueries, write_world
 
 PARTS = (0.5, 0.75, 1.0)
 """Upper bounds of the shares of the atlas' countries for the cold start, Stage I and Stage II."""
@@ -121,11 +121,11 @@ def _open_miniworld(
 
 
 def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path) -> DemoWorld:
-    from rag_train.atlas.facts import load_atlas
-    from rag_train.atlas.knowledge import facts_of, measure
-    from rag_train.atlas.passages import corpus
-    from rag_train.atlas.questions import home, questions
-    from rag_train.llm.packaged import checkpoint_of
+    from rag_train.worlds.atlas.facts import load_atlas
+    from rag_train.worlds.atlas.knowledge import facts_of, measure
+    from rag_train.worlds.atlas.passages import corpus
+    from rag_train.worlds.atlas.questions import home, questions
+    from rag_train.worlds.packaged import checkpoint_of
 
     atlas = load_atlas()
     # All seeds of the lessons ask the same questions: what differs is the training.

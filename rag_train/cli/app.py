@@ -168,7 +168,7 @@ def world(
 ) -> None:
     """Write a mini world: corpus, questions (lessons, train, dev, test) and knowledge boundary, as JSON Lines."""
     announce(f"{output}: making the mini world of seed {seed}")
-    from rag_train.miniworld.world import World, WorldConfig, write_world
+    from rag_train.worlds.mini.world import World, WorldConfig, write_world
 
     counts = write_world(World(WorldConfig(seed=seed)), output)
     report(as_json, counts, f"{output}: {counts}")

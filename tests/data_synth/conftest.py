@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from rag_train.cli.app import main
-from rag_train.miniworld.world import World, WorldConfig, write_world
 from rag_train.retrieval.index.bm25 import BM25Index
+from rag_train.worlds.mini.world import World, WorldConfig, write_world
 
 
 @pytest.fixture(scope="session")

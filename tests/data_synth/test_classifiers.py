@@ -9,9 +9,9 @@ from support.synthesis import write
 
 from rag_train.data_synth.classifiers import ALL, ClassifierRecipe, labelled_questions
 from rag_train.files import read_records
-from rag_train.miniworld.world import World
 from rag_train.questions.load import load_questions
 from rag_train.schema import Question, SFTRecord, Trajectory
+from rag_train.worlds.mini.world import World
 
 ADAPTIVE, UAR = (str(ROOT / f"recipes/{name}_synth.yaml") for name in ("adaptive_rag", "uar"))
 RUNS = ("direct", "rag", "multi")

@@ -6,7 +6,6 @@ from support.synthesis import search_hops
 from rag_train.data_synth.modules import baselines
 from rag_train.formats import reader
 from rag_train.formats.tasks import Task
-from rag_train.miniworld.world import World
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.strategies.baselines import (
     adaptive_rag,
@@ -21,6 +20,7 @@ from rag_train.strategies.baselines import (
     taare,
     uar,
 )
+from rag_train.worlds.mini.world import World
 
 
 @pytest.mark.slow

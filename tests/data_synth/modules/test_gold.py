@@ -20,13 +20,13 @@ from rag_train.formats import hanrag as han
 from rag_train.formats import planrag as plans
 from rag_train.formats.prompting import as_turn
 from rag_train.formats.tasks import Task
-from rag_train.miniworld.world import World
 from rag_train.questions.load import load_questions
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.schema import GoldStep, SFTRecord
 from rag_train.strategies.base import Kit
 from rag_train.strategies.registry import build
+from rag_train.worlds.mini.world import World
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ from rag_train.data_synth.modules import dualrag, planrag
 from rag_train.data_synth.modules.recipes import PlanRAGRecipe
 from rag_train.formats import planrag as plans
 from rag_train.formats.planrag import PlanError
-from rag_train.miniworld.world import World
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.schema import GoldStep, Plan, PlanNode, Question
+from rag_train.worlds.mini.world import World
 
 
 def test_gold_plans_of_the_mini_world_are_valid_and_lead_to_the_answer(world: World):

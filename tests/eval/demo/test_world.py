@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from rag_train.atlas.facts import Atlas
-from rag_train.atlas.questions import home, questions
 from rag_train.eval.demo import world as worlds
 from rag_train.eval.demo.recipe import DemoRecipe
 from rag_train.eval.demo.world import MARKERS, PARTS, as_mixed, one_answer, open_world, part
 from rag_train.formats import deeprag, reader
 from rag_train.llm.checkpoint import load_tokenizer
-from rag_train.miniworld.pretrain import RECORD, PretrainConfig, build_model
-from rag_train.miniworld.text import build_tokenizer
-from rag_train.miniworld.world import World, WorldConfig
 from rag_train.recipe import load_recipe
 from rag_train.schema import Decision, Passage, Step
 from rag_train.working_files import PACKAGE
+from rag_train.worlds.atlas.facts import Atlas
+from rag_train.worlds.atlas.questions import home, questions
+from rag_train.worlds.mini.pretrain import RECORD, PretrainConfig, build_model
+from rag_train.worlds.mini.text import build_tokenizer
+from rag_train.worlds.mini.world import World, WorldConfig
 
 RECIPE = PACKAGE / "recipes/demo.yaml"
 

@@ -12,7 +12,7 @@ from support.paths import ROOT
 from rag_train.cli.app import main
 from rag_train.cli.options import DATA, EVALUATION, SERVING, START, TRAINING
 from rag_train.files import write_text
-from rag_train.miniworld.world import World, WorldConfig, write_world
+from rag_train.worlds.mini.world import World, WorldConfig, write_world
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:

@@ -14,7 +14,7 @@ from rag_train.llm.checkpoint import load_tokenizer
 from rag_train.llm.timeout import Timed
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.llm.vllm import VLLMEngine
-from rag_train.miniworld.world import CHAINS, World
+from rag_train.worlds.mini.world import CHAINS, World
 
 GREEDY = Sampling(max_tokens=16)
 

@@ -19,11 +19,11 @@ from rag_train.llm.base import Sampling
 from rag_train.llm.checkpoint import check_adapter, check_checkpoint
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.llm.vllm import VLLMEngine
-from rag_train.miniworld.world import CHAINS, World, subquery
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.schema import Decision, Passage, Question
 from rag_train.strategies.base import Kit
+from rag_train.worlds.mini.world import CHAINS, World, subquery
 
 LINE = Sampling(max_tokens=24, stop=("\n",), logprobs=3)
 

@@ -26,7 +26,7 @@ from rag_train.llm.engines import EngineConfig, open_engine
 from rag_train.llm.memo import CallLog
 from rag_train.llm.openai import OpenAIEngine
 from rag_train.llm.transformers import TransformersEngine
-from rag_train.miniworld.world import CHAINS, World, WorldConfig
+from rag_train.worlds.mini.world import CHAINS, World, WorldConfig
 
 SCHEMA = json.dumps({"enum": ["yes", "no"]})  # an object would leave the white space to the model
 

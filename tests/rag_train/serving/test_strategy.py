@@ -30,7 +30,6 @@ from rag_train.cli.app import main
 from rag_train.errors import ServiceError, UserError
 from rag_train.llm.base import EngineError
 from rag_train.llm.engines import EngineConfig
-from rag_train.miniworld.world import World, WorldConfig, write_world
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.schema import LLMCall, Passage, Plan, PlanNode, Step, Trajectory
 from rag_train.serving import strategy as service
@@ -40,6 +39,7 @@ from rag_train.serving.strategy import app
 from rag_train.strategies.base import Kit, Run, Strategy
 from rag_train.strategies.kit import KitConfig, open_kit
 from rag_train.strategies.registry import STRATEGIES
+from rag_train.worlds.mini.world import World, WorldConfig, write_world
 
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 

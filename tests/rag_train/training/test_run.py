@@ -36,7 +36,6 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from rag_train.errors import UserError
 from rag_train.formats import deeprag
-from rag_train.miniworld.pretrain import PretrainConfig, build_model
 from rag_train.recipe import save_recipe
 from rag_train.schema import Decision, Passage, Segment, Step
 from rag_train.training.checkpoints import MarkComplete, newest_complete
@@ -44,6 +43,7 @@ from rag_train.training.data import dpo_rows, sft_rows
 from rag_train.training.masking import IGNORE, encode_segments
 from rag_train.training.recipe import DPORecipe, LoraRecipe
 from rag_train.training.run import train
+from rag_train.worlds.mini.pretrain import PretrainConfig, build_model
 
 # -- tokens and masks ------------------------------------------------------------------------------------
 

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, BertConfig, BertModel, DPRConfig, DPRContextEncoder, DPRQuestionEncoder
 
 from rag_train.errors import UserError
-from rag_train.miniworld.world import World, WorldConfig
 from rag_train.retrieval.corpus import encode
 from rag_train.retrieval.index import exact
 from rag_train.retrieval.index.dense import DenseConfig, DenseIndex, build_dense
 from rag_train.retrieval.index.encoder import EMBEDDED, Encoder, EncoderConfig, family, model_path
 from rag_train.schema import Passage
+from rag_train.worlds.mini.world import World, WorldConfig
 
 PASSAGES = [
     Passage(id="1", title="Paris", text="Paris is the capital of France."),

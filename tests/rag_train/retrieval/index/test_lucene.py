@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_train.errors import UserError
-from rag_train.miniworld.world import World, WorldConfig
 from rag_train.retrieval.corpus import encode
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.retrieval.index.lucene import LuceneIndex, build_lucene
 from rag_train.retrieval.index.lucene_query import MOST_CLAUSES, Clause, parse, render
 from rag_train.retrieval.index.text import BM25Config
 from rag_train.schema import Passage
+from rag_train.worlds.mini.world import World, WorldConfig
 
 PASSAGES = [
     Passage(id="1", title="Paris", text="Paris is the capital of France."),

@@ -18,7 +18,6 @@ from support.training import TOKENIZER, Killed, kill_at, recipe_in, write
 
 from rag_train.errors import UserError
 from rag_train.llm.transformers import TransformersEngine
-from rag_train.miniworld.world import World
 from rag_train.retrieval.index.bm25_build import build_bm25
 from rag_train.schema import Decision, Passage, Question, Step, Trajectory
 from rag_train.training.plan import plan
@@ -28,6 +27,7 @@ from rag_train.training.rl.rollouts import Branch, Rollout
 from rag_train.training.rl.rows import Row, encode_rollout
 from rag_train.training.rl.trainer import Collapsed, RolloutTrainer, question_rows, rl_trainer, token_advantages
 from rag_train.training.run import train
+from rag_train.worlds.mini.world import World
 
 QUESTIONS = [Question(id=str(i), question=f"Where was {i} born?", answers=["Rome"]) for i in range(16)]
 COSTS = {"reward": RewardRecipe(exact_match=0), "price": PriceRecipe(tokens=0.01)}

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from rag_train.formats.deeprag import CONTEXT, FINAL, FOLLOW_UP, INTERMEDIATE, QUESTION, SEARCH
 from rag_train.formats.reader import THOUGHT
-from rag_train.miniworld.text import TextSource, build_tokenizer
-from rag_train.miniworld.world import RELATIONS, SPLITS, World, WorldConfig, statement
 from rag_train.strategies.baselines.adaptive_retrieval import AdaptiveRetrieval
+from rag_train.worlds.mini.text import TextSource, build_tokenizer
+from rag_train.worlds.mini.world import RELATIONS, SPLITS, World, WorldConfig, statement
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def test_each_word_of_the_text_is_a_single_token(world: World):
 
 
 def test_shipped_mini_model_has_the_present_recipe(tmp_path: Path):
-    from rag_train.miniworld.pretrain import RECORD, PretrainConfig, pretrained
+    from rag_train.worlds.mini.pretrain import RECORD, PretrainConfig, pretrained
 
     directory, trained = pretrained(World(WorldConfig()), PretrainConfig(), tmp_path)
     assert not trained, "make it again: rag-train demo --scratch, then python -m rag_train.eval.demo.ship"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from support.fakes import Says
 
-from rag_train.atlas.facts import Atlas
-from rag_train.atlas.knowledge import SAMPLES, Knowledge, facts_of, measure, with_knowledge
-from rag_train.atlas.questions import questions
+from rag_train.worlds.atlas.facts import Atlas
+from rag_train.worlds.atlas.knowledge import SAMPLES, Knowledge, facts_of, measure, with_knowledge
+from rag_train.worlds.atlas.questions import questions
 
 CAPITALS = [("country-PE", "capital"), ("country-FR", "capital"), ("country-TD", "capital")]
 

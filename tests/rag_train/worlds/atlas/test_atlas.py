@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from rag_train.atlas.facts import SHARES, Atlas
-from rag_train.atlas.passages import MENTIONED, corpus, is_mentioned
-from rag_train.atlas.questions import SIZES, home, questions
-from rag_train.atlas.wordings import COMPARISONS, RELATIONS
 from rag_train.schema import Question
+from rag_train.worlds.atlas.facts import SHARES, Atlas
+from rag_train.worlds.atlas.passages import MENTIONED, corpus, is_mentioned
+from rag_train.worlds.atlas.questions import SIZES, home, questions
+from rag_train.worlds.atlas.wordings import COMPARISONS, RELATIONS
 
 
 @pytest.fixture(scope="module")

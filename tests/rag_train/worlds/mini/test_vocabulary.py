@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rag_train.miniworld.world import World, WorldConfig
+from rag_train.worlds.mini.world import World, WorldConfig
 
 
 def test_new_words_leave_the_model_unchanged(tmp_path: Path):
@@ -10,9 +10,9 @@ def test_new_words_leave_the_model_unchanged(tmp_path: Path):
     from transformers import Qwen2ForCausalLM
 
     from rag_train.llm.checkpoint import load_tokenizer
-    from rag_train.miniworld.pretrain import PretrainConfig, build_model
-    from rag_train.miniworld.text import build_tokenizer
-    from rag_train.miniworld.vocabulary import with_words
+    from rag_train.worlds.mini.pretrain import PretrainConfig, build_model
+    from rag_train.worlds.mini.text import build_tokenizer
+    from rag_train.worlds.mini.vocabulary import with_words
 
     world = World(WorldConfig(films=20, people=20, cities=5, countries=3))
     before = build_tokenizer(world)

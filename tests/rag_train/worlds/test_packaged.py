@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rag_train.errors import UserError
-from rag_train.llm import packaged
 from rag_train.llm.checkpoint import encode, load_tokenizer
+from rag_train.worlds import packaged
 
 
 def test_rejects_unknown_models(tmp_path: Path):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rag_train.atlas.facts import SHARES, load_atlas
-from rag_train.atlas.passages import corpus
-from rag_train.atlas.questions import questions
 from rag_train.files import write_records
+from rag_train.worlds.atlas.facts import SHARES, load_atlas
+from rag_train.worlds.atlas.passages import corpus
+from rag_train.worlds.atlas.questions import questions
 
 
 def write_atlas(directory: Path, seed: int = 0) -> dict[str, int]:

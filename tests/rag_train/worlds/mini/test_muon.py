@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rag_train.miniworld.muon import Muon, orthogonalized
+from rag_train.worlds.mini.muon import Muon, orthogonalized
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 6, 18), (2, 18, 6)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rag_train.atlas.facts import Kind
+from rag_train.worlds.atlas.facts import Kind
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,14 @@ import torch
 import torch.nn.functional as F
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rag_train.miniworld.muon import Muon
-from rag_train.miniworld.recipe import PretrainConfig
-from rag_train.miniworld.text import VERSION, TextSource, build_tokenizer
-from rag_train.miniworld.world import World
 from rag_train.precision import has_bf16
 from rag_train.progress import progress
 from rag_train.provenance import code_version, machine, settings_hash
 from rag_train.training.masking import IGNORE, encode_segments
+from rag_train.worlds.mini.muon import Muon
+from rag_train.worlds.mini.recipe import PretrainConfig
+from rag_train.worlds.mini.text import VERSION, TextSource, build_tokenizer
+from rag_train.worlds.mini.world import World
 
 SHIPPED = Path(__file__).parent / "checkpoint"
 """Checkpoints shipped with the package, of seed 0: ``base`` is the mini model. ``controller`` is the same after the

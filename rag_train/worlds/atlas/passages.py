@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rag_train.atlas.facts import Atlas, Entity, share
-from rag_train.atlas.wordings import RELATIONS
 from rag_train.schema import Passage
+from rag_train.worlds.atlas.facts import Atlas, Entity, share
+from rag_train.worlds.atlas.wordings import RELATIONS
 
 MENTIONED = 0.9
 """Share of the facts that a passage states: retrieval has limits, too."""

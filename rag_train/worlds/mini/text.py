@@ -19,8 +19,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rag_train.llm.control import MARK
-from rag_train.miniworld.world import CHAINS, COMPARISONS, RELATIONS, SPLITS, Fact, World, statement, subquery
 from rag_train.schema import Passage, Segment
+from rag_train.worlds.mini.world import CHAINS, COMPARISONS, RELATIONS, SPLITS, Fact, World, statement, subquery
 
 Document = list[Segment]
 

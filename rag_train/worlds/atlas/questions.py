@@ -6,10 +6,10 @@ import random
 from collections.abc import Iterable
 from itertools import zip_longest
 
-from rag_train.atlas.facts import Atlas, Entity, Split, Value
-from rag_train.atlas.passages import is_mentioned
-from rag_train.atlas.wordings import CHAINS, COMPARISONS, RELATIONS, Comparison, Relation
 from rag_train.schema import GoldStep, Question
+from rag_train.worlds.atlas.facts import Atlas, Entity, Split, Value
+from rag_train.worlds.atlas.passages import is_mentioned
+from rag_train.worlds.atlas.wordings import CHAINS, COMPARISONS, RELATIONS, Comparison, Relation
 
 SIZES: dict[Split, int] = {"train": 4500, "dev": 400, "test": 1200}
 """Questions of each split, compound ones included."""
