@@ -20,12 +20,12 @@ from rag_train.answers import exact_match, rules_of
 from rag_train.data_synth.inputs import read_files
 from rag_train.data_synth.modules.examples import task_record
 from rag_train.errors import UserError
-from rag_train.files import read_records
 from rag_train.formats.tasks import Task
 from rag_train.identity import code
+from rag_train.jobs.files import read_records
+from rag_train.jobs.items import WHOLE, Outcome, Rejected, Shard, Summary, run
 from rag_train.progress import console
 from rag_train.questions.load import load_questions
-from rag_train.resumable import WHOLE, Outcome, Rejected, Shard, Summary, run
 from rag_train.schema import Question, SFTRecord, Trajectory
 from rag_train.strategies.baselines import adaptive_rag, uar
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rag_train.errors import UserError, not_installed
+from rag_train.jobs.items import Shard, Summary
 from rag_train.llm.engines import EngineConfig
-from rag_train.resumable import Shard, Summary
 
 
 def gpus_of(recipe: Any) -> int:

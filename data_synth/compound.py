@@ -19,12 +19,12 @@ from pydantic import BaseModel, Field
 
 from rag_train.answers import contains, normalize
 from rag_train.data_synth.inputs import identifying_settings
-from rag_train.files import write_text
 from rag_train.formats.deeprag import one_line
 from rag_train.formats.tasks import Fields, Task
+from rag_train.jobs.files import write_text
+from rag_train.jobs.items import WHOLE, Outcome, Rejected, Shard, Summary, cost, run
 from rag_train.llm.engines import EngineConfig, open_engine
 from rag_train.recipe import Count
-from rag_train.resumable import WHOLE, Outcome, Rejected, Shard, Summary, cost, run
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.corpus import PassageStore
 from rag_train.schema import GoldStep, Passage, Question, Record

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rag_train.answers import normalize
+from rag_train.jobs.items import Outcome, Rejected
 from rag_train.questions.load import load_questions
-from rag_train.resumable import Outcome, Rejected
 from rag_train.schema import Question
 
 _INVISIBLE = re.compile(

@@ -20,9 +20,9 @@ from rag_train.data_synth.modules.recipes import DualRAGRecipe, GoldRecipe, HANR
 from rag_train.eval.demo.recipe import DemoRecipe
 from rag_train.eval.matrix.cell import Cell
 from rag_train.eval.metrics.scores import Score
+from rag_train.jobs.items import Rejected
 from rag_train.questions.formats import FORMATS
 from rag_train.recipe import Key, describe, type_name
-from rag_train.resumable import Rejected
 from rag_train.retrieval.index.directory import Manifest
 from rag_train.schema import (
     GoldStep,

@@ -30,7 +30,7 @@ class ServiceError(UserError):
     """A service failed: an engine, retriever, reranker or judge is down or too slow, or its answer is invalid.
 
     Nothing is known about the question for which the service was asked. Asking again may succeed; see
-    `rag_train.patience`. ``wait`` is the number of seconds that the service asks to wait before.
+    `rag_train.jobs.retries`. ``wait`` is the number of seconds that the service asks to wait before.
     """
 
     wait = 0.0

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from rag_train.errors import not_installed
-from rag_train.patience import longest
+from rag_train.jobs.retries import longest
 
 try:
     import httpx
@@ -42,7 +42,7 @@ def send(client: httpx.AsyncClient, method: str, url: str, retries: int, **conte
     """Send a request, with up to ``retries`` further attempts after connection errors and temporary failures.
 
     An attempt takes at most the client's timeout, and all attempts together at most the patience of a run
-    (`rag_train.patience`).
+    (`rag_train.jobs.retries`).
 
     The wait before an attempt is 0.1 s, doubled for each further attempt and reduced at random by up to a half, so
     that many clients do not return at the same moment; or the server's Retry-After, if that is longer.

@@ -19,8 +19,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from rag_train.errors import UserError, masked
-from rag_train.files import sha256
 from rag_train.formats.prompting import instruction
+from rag_train.jobs.files import sha256
 from rag_train.llm.hub import commit_of, is_hub_name
 from rag_train.provenance import weights_sha256
 
@@ -36,8 +36,8 @@ _PROMPTS = Path(__file__).parent / "prompts"
 _APART = {
     f"{_PACKAGE}.{name}"
     for name in (
-        *("errors", "files", "identity", "patience", "progress", "provenance", "recipe"),
-        *("resumable", "table", "questions.load", "llm.engines", "llm.hub"),
+        *("errors", "identity", "jobs", "jobs.files", "jobs.items", "jobs.retries", "progress", "provenance"),
+        *("recipe", "table", "questions.load", "llm.engines", "llm.hub"),
         *("retrieval.open", "retrieval.index.open"),
         *("strategies.kit", "data_synth.inputs"),
     )

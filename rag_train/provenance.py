@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rag_train.files import cache_directory, write_text
+from rag_train.jobs.files import cache_directory, write_text
 
 _STATES = {"training_args.bin", "optimizer.bin", "scheduler.bin"}
 """Files of a training that have the ending of weights."""

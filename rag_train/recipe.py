@@ -34,7 +34,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from yaml.composer import ComposerError
 
 from rag_train.errors import UserError
-from rag_train.files import write_text
+from rag_train.jobs.files import write_text
 
 T = TypeVar("T")
 Count = Annotated[int, Field(gt=0)]

@@ -14,9 +14,9 @@ from rag_train.data_synth.deeprag.search import SearchResult, TreeSearch, nodes
 from rag_train.data_synth.inputs import check_unique_ids, identifying_settings, read_questions
 from rag_train.data_synth.leakage import keep_out
 from rag_train.formats.prompting import as_turn, task_prompt
+from rag_train.jobs.items import WHOLE, Outcome, Rejected, Shard, Summary, cost, run
 from rag_train.llm.base import LLM
 from rag_train.llm.engines import open_engine
-from rag_train.resumable import WHOLE, Outcome, Rejected, Shard, Summary, cost, run
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.open import open_retriever
 from rag_train.schema import LLMCall, Question, Record, SFTRecord

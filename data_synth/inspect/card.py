@@ -15,7 +15,7 @@ import yaml
 from rag_train.data_synth.inspect.records import read_record_file
 from rag_train.data_synth.inspect.statistics import statistics_of
 from rag_train.errors import UserError
-from rag_train.files import sha256, write_text
+from rag_train.jobs.files import sha256, write_text
 from rag_train.templates import template
 
 SIZES = {"n<1K": 10**3, "1K<n<10K": 10**4, "10K<n<100K": 10**5, "100K<n<1M": 10**6, "1M<n<10M": 10**7}

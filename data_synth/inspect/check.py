@@ -19,8 +19,8 @@ from rag_train.data_synth.knowable import strings, unknown, without_instruction
 from rag_train.data_synth.leakage import HeldOutQuestions, Leak
 from rag_train.formats import planrag
 from rag_train.formats.deeprag import CONTEXT
+from rag_train.jobs.items import Rejected
 from rag_train.questions.load import load_questions
-from rag_train.resumable import Rejected
 from rag_train.schema import Plan, PreferencePair, Question, Record, SFTRecord, Trajectory
 
 LINES_SHOWN = 5

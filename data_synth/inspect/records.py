@@ -10,9 +10,9 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from rag_train.errors import UserError
+from rag_train.jobs.items import Rejected
 from rag_train.questions.formats import FORMATS
 from rag_train.questions.load import load_questions
-from rag_train.resumable import Rejected
 from rag_train.schema import PreferencePair, Question, Record, SFTRecord, Trajectory
 
 RECORD_TYPES: tuple[type[Record], ...] = (SFTRecord, PreferencePair, Trajectory, Question, Rejected)

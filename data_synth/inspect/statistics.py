@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rag_train.formats.deeprag import decision_snippet
 from rag_train.formats.prompting import as_turn
-from rag_train.resumable import Rejected
+from rag_train.jobs.items import Rejected
 from rag_train.schema import Decision, PreferencePair, Question, Record, Segment, SFTRecord, Trajectory
 
 BINS = 12

@@ -16,8 +16,8 @@ from markupsafe import Markup
 from rag_train.data_synth.inspect.check import without_instruction
 from rag_train.data_synth.inspect.records import read_record_file
 from rag_train.data_synth.inspect.statistics import task_and_outcome
-from rag_train.files import write_text
-from rag_train.resumable import Rejected
+from rag_train.jobs.files import write_text
+from rag_train.jobs.items import Rejected
 from rag_train.schema import PreferencePair, Question, Record, SFTRecord, Trajectory
 from rag_train.templates import inline, template
 

@@ -26,10 +26,10 @@ from rag_train.formats.deeprag import one_line
 from rag_train.formats.dualrag import Entity, Reasoning
 from rag_train.formats.planrag import PlanError
 from rag_train.formats.tasks import Fields
+from rag_train.jobs.items import Outcome, Rejected, cost
 from rag_train.judge import JudgeInput, verdict
 from rag_train.llm.memo import CallLog
 from rag_train.questions.hops import fold, mentions, plain
-from rag_train.resumable import Outcome, Rejected, cost
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord, Trajectory
 from rag_train.strategies.base import Ask, Kit, Run, asked, interleave

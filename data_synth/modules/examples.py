@@ -9,8 +9,8 @@ from typing import Any, Literal
 from rag_train.data_synth.knowable import unknown
 from rag_train.formats.prompting import instruction
 from rag_train.formats.tasks import Fields, Task
+from rag_train.jobs.items import Outcome, Rejected
 from rag_train.questions.hops import is_shorthand, mentions
-from rag_train.resumable import Outcome, Rejected
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import GoldStep, Passage, Question, Segment, SFTRecord
 from rag_train.strategies.base import Run

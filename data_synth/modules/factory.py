@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rag_train.data_synth.inputs import read_questions
 from rag_train.data_synth.modules.recipes import GoldRecipe
-from rag_train.resumable import Outcome
+from rag_train.jobs.items import Outcome
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Passage, Question, SFTRecord
 from rag_train.strategies.base import Kit

@@ -28,8 +28,8 @@ from rag_train.data_synth.modules.recipes import HANRAGRecipe
 from rag_train.errors import UserError
 from rag_train.formats import hanrag
 from rag_train.formats.hanrag import Decomposition, Route
+from rag_train.jobs.items import Outcome, Rejected, cost
 from rag_train.questions.load import StoredQuestions
-from rag_train.resumable import Outcome, Rejected, cost
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord
 from rag_train.strategies.base import Kit, Run, together

@@ -19,8 +19,8 @@ from rag_train.data_synth.modules.examples import (
 from rag_train.data_synth.modules.factory import Factory
 from rag_train.data_synth.modules.recipes import GoldRecipe
 from rag_train.formats import levelrag
+from rag_train.jobs.items import Outcome
 from rag_train.questions.hops import fold, mentions
-from rag_train.resumable import Outcome
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord
 from rag_train.strategies.base import Kit

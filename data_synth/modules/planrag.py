@@ -25,7 +25,7 @@ from rag_train.data_synth.modules.recipes import PlanRAGRecipe
 from rag_train.formats import planrag
 from rag_train.formats.deeprag import one_line
 from rag_train.formats.planrag import Draft, PlanError, Response
-from rag_train.resumable import Outcome, Rejected, cost
+from rag_train.jobs.items import Outcome, Rejected, cost
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Passage, Plan, Question, SFTRecord
 from rag_train.strategies.base import Kit, Run

@@ -11,8 +11,8 @@ from rag_train.data_synth.inputs import check_unique_ids, identifying_settings, 
 from rag_train.data_synth.leakage import keep_out
 from rag_train.data_synth.modules.factory import Factory
 from rag_train.data_synth.modules.recipes import GoldRecipe, TeacherRecipe
+from rag_train.jobs.items import WHOLE, Outcome, Shard, Summary, run
 from rag_train.progress import console
-from rag_train.resumable import WHOLE, Outcome, Shard, Summary, run
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.open import open_retriever
 from rag_train.schema import Question

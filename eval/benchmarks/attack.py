@@ -34,7 +34,7 @@ from unittest.mock import patch
 
 from rag_train.errors import UserError
 from rag_train.eval.benchmarks.harness import benchmark_parser, save
-from rag_train.files import sha256
+from rag_train.jobs.files import sha256
 from rag_train.progress import console
 from rag_train.schema import Passage
 from rag_train.table import Table
@@ -209,8 +209,8 @@ YAML_PIECES = (
 
 def hostile_recipes(cases: int, scratch: Path) -> Counter[str]:
     """Read shipped recipes with up to four hostile pieces in them, and count the outcomes."""
+    from rag_train.package_files import PACKAGE
     from rag_train.training.recipe import TrainRecipe
-    from rag_train.working_files import PACKAGE
 
     rng, seen = random.Random(0), Counter[str]()
     text = (PACKAGE / "recipes" / "deeprag_sft.yaml").read_text(encoding="utf-8")

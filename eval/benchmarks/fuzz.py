@@ -27,9 +27,9 @@ from rag_train.data_synth.modules.recipes import DualRAGRecipe, HANRAGRecipe, Pl
 from rag_train.eval.benchmarks.harness import benchmark_parser, save
 from rag_train.formats.planrag import PLAN, PlanError, parse_plan, problems, to_tuples
 from rag_train.formats.tasks import Task
+from rag_train.jobs.items import Outcome
 from rag_train.llm.base import Completion, Sampling, Usage
 from rag_train.progress import progress
-from rag_train.resumable import Outcome
 from rag_train.schema import GoldStep, Passage, Question
 from rag_train.strategies import baselines
 from rag_train.strategies.base import Kit

@@ -108,7 +108,7 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> Table:
 
 def examples(work: Path) -> dict[str, Path]:
     """Write the training data of both stages, and return their files by stage."""
-    from rag_train.files import write_records
+    from rag_train.jobs.files import write_records
 
     write_records(work / "sft.jsonl", trajectories(EXAMPLES))
     return {"sft": work / "sft.jsonl", "dpo": shaped(work / "dpo.jsonl", TRAJECTORIES)}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from rag_train.errors import UserError
-from rag_train.working_files import PACKAGE
+from rag_train.package_files import PACKAGE
 
 if TYPE_CHECKING:
     from rag_train.llm.base import Completion, Sampling
@@ -77,7 +77,7 @@ def in_turn(contestants: Mapping[str, Callable[[], T]], repeats: int, *, warm_up
 
 def save(output: Path, name: str, result: dict[str, Any], table: Table) -> None:
     """Write ``name.json`` and the table as ``name.md``, both with machine and commit, and print the table."""
-    from rag_train.files import write_text
+    from rag_train.jobs.files import write_text
     from rag_train.progress import console
     from rag_train.provenance import code_version, machine, save_result
 

@@ -64,7 +64,7 @@ def main() -> None:
     options = benchmark_parser(__doc__).parse_args()
 
     from rag_train.eval.benchmarks.training import shaped, trajectories
-    from rag_train.files import write_records
+    from rag_train.jobs.files import write_records
     from rag_train.table import Table
 
     rows: list[dict[str, Any]] = []

@@ -33,7 +33,7 @@ from typing import Any
 import httpx
 
 from rag_train.eval.benchmarks.harness import benchmark_parser, free_port, mini_world, save
-from rag_train.files import write_records
+from rag_train.jobs.files import write_records
 
 PRELOADED = ("rag_train.llm.transformers", "rag_train.serving.retriever", "rag_train.retrieval.index.open")
 """Modules that the fork server imports once, so that a restarted service is up again within a second or two."""

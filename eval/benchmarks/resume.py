@@ -37,11 +37,11 @@ from rag_train.data_synth.deeprag.run import synthesize_with
 from rag_train.data_synth.inputs import read_questions
 from rag_train.eval.benchmarks.harness import benchmark_parser, mini_world, process_memory, save
 from rag_train.eval.benchmarks.training import trajectories
-from rag_train.files import CACHE_VARIABLE, sha256, write_records
+from rag_train.jobs.files import CACHE_VARIABLE, sha256, write_records
+from rag_train.jobs.items import Outcome, Summary, run
 from rag_train.llm.base import LLM, Abilities, Completion, Sampling
 from rag_train.llm.checkpoint import load_tokenizer
 from rag_train.progress import console
-from rag_train.resumable import Outcome, Summary, run
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.schema import Question

@@ -113,7 +113,7 @@ def main() -> None:
 def training_sets(model: Path, work: Path, options: argparse.Namespace) -> dict[str, TrainingSet]:
     """Return pairs of the papers' shape, trajectories of DeepRAG, and examples of all methods' modules."""
     from rag_train.eval.demo.examples import gold_examples
-    from rag_train.files import write_records
+    from rag_train.jobs.files import write_records
     from rag_train.retrieval.batching import AsyncRetriever
     from rag_train.retrieval.index.bm25 import BM25Index
     from rag_train.worlds.mini.vocabulary import with_words
@@ -149,7 +149,7 @@ def compare(examples: TrainingSet, repeats: int, folder: Path) -> dict[str, list
 
 def shaped(path: Path, trajectories: int) -> Path:
     """Write preference pairs of random words along chains of ``NODES`` nodes, with passages."""
-    from rag_train.files import write_records
+    from rag_train.jobs.files import write_records
 
     rng = random.Random(0)
     words = ["film", "person", "city", "country", "director", "star", "spouse", "birthplace", "year", "born"]

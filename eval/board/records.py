@@ -12,7 +12,7 @@ from rag_train.eval.board.cards import Link, Progress, Run, Shown, counted
 from rag_train.eval.board.commands import Settings, after_evaluation, after_synthesis
 from rag_train.eval.board.files import Tail, read_object
 from rag_train.eval.matrix.cell import MATRIX, load_matrix
-from rag_train.resumable import partial_files, sidecar
+from rag_train.jobs.items import partial_files, sidecar
 
 LAST = 5
 """Number of the last records and rejections that are shown."""
@@ -21,7 +21,7 @@ TEXT = 600
 
 
 class Part:
-    """Follows one partial file of a run of `rag_train.resumable`."""
+    """Follows one partial file of a run of `rag_train.jobs.items`."""
 
     def __init__(self, path: Path):
         self._tail = Tail(path, self._begin, self._take)
@@ -69,7 +69,7 @@ def shown(record: Mapping[str, Any]) -> Shown:
 
 
 class Output:
-    """Follows one output of `rag_train.resumable`: its partial files, and once it is complete, its sidecar."""
+    """Follows one output of `rag_train.jobs.items`: its partial files, and once it is complete, its sidecar."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -15,7 +15,7 @@ from rag_train.eval.board.commands import Settings
 from rag_train.eval.board.records import Evaluation, Synthesis
 from rag_train.eval.board.trainings import Sweep, Training
 from rag_train.eval.matrix.cell import MATRIX
-from rag_train.resumable import PARTIAL, SIDECAR
+from rag_train.jobs.items import PARTIAL, SIDECAR
 from rag_train.training.result import METRICS
 
 KINDS: Sequence[type[Run]] = (Synthesis, Training, Sweep, Evaluation)
@@ -62,7 +62,7 @@ def _signs(folder: Path, folders: list[str], files: list[str]) -> Iterator[tuple
 
 
 def _outputs(files: list[str]) -> set[str]:
-    """Return the outputs of `rag_train.resumable` among the names of a folder's files."""
+    """Return the outputs of `rag_train.jobs.items` among the names of a folder's files."""
     partial = {match[1] for name in files if (match := PARTIAL.fullmatch(name))}
     finished = {name for name in files if f"{name}{SIDECAR}" in files}
     return {name for name in partial | finished if not name.endswith(".html")}

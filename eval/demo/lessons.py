@@ -5,7 +5,7 @@ from __future__ import annotations
 from rag_train.eval.demo.claims import TUNED, UNTUNED
 from rag_train.eval.demo.examples import equal_shares, gold_examples
 from rag_train.eval.demo.seed import Seed
-from rag_train.files import read_records, write_records
+from rag_train.jobs.files import read_records, write_records
 from rag_train.progress import progress, up_to
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.index.dense import DenseIndex, build_dense

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rag_train.errors import UserError
-from rag_train.files import read_records, write_records
 from rag_train.identity import code
+from rag_train.jobs.files import read_records, write_records
+from rag_train.jobs.items import UNFIT, Outcome, cost, reason_of, run
 from rag_train.llm.memo import Kept, kept
 from rag_train.provenance import settings_hash
-from rag_train.resumable import UNFIT, Outcome, cost, reason_of, run
 from rag_train.schema import Question, Trajectory
 from rag_train.strategies.base import Kit, completed_steps
 from rag_train.strategies.registry import build, parse_strategy
@@ -54,7 +54,7 @@ class Answers:
         The trajectory of a question that is refused records the error and the reason.
 
         Raises:
-            OpenItems: if questions stay open (`rag_train.resumable`).
+            OpenItems: if questions stay open (`rag_train.jobs.items`).
             UserError: if the kit lacks what the strategy needs.
         """
         if missing := self.missing(questions):

@@ -15,8 +15,8 @@ from pathlib import Path
 from rag_train.eval.matrix.answers import Answers
 from rag_train.eval.matrix.cell import CellName
 from rag_train.eval.matrix.run import for_model, open_kits, stores
+from rag_train.jobs.items import cost
 from rag_train.questions.load import at_most
-from rag_train.resumable import cost
 from rag_train.retrieval.base import Retriever
 from rag_train.schema import Question
 from rag_train.strategies.base import Kit

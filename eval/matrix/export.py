@@ -21,7 +21,7 @@ from rag_train.eval.matrix.cell import MATRIX, Cell, load_matrix
 from rag_train.eval.matrix.store import read_cell
 from rag_train.eval.metrics.measures import retrieved
 from rag_train.eval.metrics.scores import Score
-from rag_train.files import write_text
+from rag_train.jobs.files import write_text
 from rag_train.schema import Question, Trajectory
 
 NAMES = {"em": "exact_match", "f1": "f1", "accuracy": "acc"}

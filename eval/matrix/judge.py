@@ -13,15 +13,15 @@ from pathlib import Path
 
 from rag_train.eval.matrix.cell import Cell, load_matrix
 from rag_train.eval.matrix.store import read_cell, rescore, write_matrix
-from rag_train.files import read_records
 from rag_train.formats.prompting import instruction
 from rag_train.identity import code
+from rag_train.jobs.files import read_records
+from rag_train.jobs.items import REJECTED, UNFIT, Outcome, cost, reason_of, run
 from rag_train.judge import JUDGE, JudgeInput, verdict
 from rag_train.llm.base import LLM
 from rag_train.llm.engines import EngineConfig, identity, open_engine
 from rag_train.llm.memo import CallLog, Kept, kept
 from rag_train.provenance import settings_hash
-from rag_train.resumable import REJECTED, UNFIT, Outcome, cost, reason_of, run
 from rag_train.schema import Question, Record, Trajectory
 
 

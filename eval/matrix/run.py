@@ -24,8 +24,8 @@ from rag_train.eval.matrix.answers import Answers, digest
 from rag_train.eval.matrix.cell import Cell, CellName
 from rag_train.eval.matrix.store import check_cell, write_cell, write_matrix
 from rag_train.identity import code
+from rag_train.jobs.items import OpenItems
 from rag_train.provenance import settings_hash
-from rag_train.resumable import OpenItems
 from rag_train.retrieval.base import Retriever, identity
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Question, Trajectory

@@ -20,7 +20,7 @@ from rag_train.eval.matrix.tables import matrix_csv, matrix_tables
 from rag_train.eval.metrics.boundary import known_facts
 from rag_train.eval.metrics.scores import Score, score
 from rag_train.eval.metrics.summary import counted, measure_intervals, summarize
-from rag_train.files import write_records, write_text
+from rag_train.jobs.files import write_records, write_text
 from rag_train.schema import Question, Record, Trajectory
 
 Row = TypeVar("Row", bound=Record)

@@ -14,7 +14,7 @@ from typing import Any
 
 from rag_train.errors import UserError
 from rag_train.eval.matrix.cell import EVALUATIONS, Cell
-from rag_train.files import placed, to_json, write_text
+from rag_train.jobs.files import placed, to_json, write_text
 from rag_train.progress import console
 from rag_train.training.checkpoints import newest_complete
 from rag_train.training.result import RESULT

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from rag_train.errors import Refused, UserError
 from rag_train.eval.metrics.summary import counted
-from rag_train.files import read_records
+from rag_train.jobs.files import read_records
 from rag_train.llm.base import LLM, Sampling
 from rag_train.llm.control import unmarked
 from rag_train.llm.engines import EngineConfig, open_engine

@@ -22,7 +22,7 @@ from rag_train.eval.matrix.tables import cause_table, cost_table, decision_table
 from rag_train.eval.metrics.boundary import decision_is_right, known_facts
 from rag_train.eval.metrics.intervals import Effect, effect_across_seeds
 from rag_train.eval.metrics.summary import RunSummary, pool
-from rag_train.files import write_text
+from rag_train.jobs.files import write_text
 from rag_train.pages.scale import Scale, round_ends
 from rag_train.schema import Decision, Question, Record, Step, Trajectory
 from rag_train.templates import template

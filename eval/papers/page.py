@@ -17,7 +17,7 @@ from rag_train.eval.papers.judge import CountedClaim, counted
 from rag_train.eval.papers.measured import PERCENT, Measurements
 from rag_train.eval.papers.printed import Column, PublishedTable, Row, chosen_tables, papers
 from rag_train.eval.papers.sources import CheckpointSource
-from rag_train.files import write_text
+from rag_train.jobs.files import write_text
 from rag_train.progress import console
 from rag_train.provenance import code_version, machine
 from rag_train.schema import Record

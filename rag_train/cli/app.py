@@ -21,7 +21,7 @@ from rag_train.cli.serve import serving
 from rag_train.cli.synth import records, synthesis
 from rag_train.cli.train import training
 from rag_train.errors import UserError
-from rag_train.working_files import PACKAGE, write_working_files
+from rag_train.package_files import PACKAGE, write_working_files
 
 app = typer.Typer(
     name="rag-train",

@@ -28,7 +28,7 @@ from rag_train.cli.options import (
     kit_config,
 )
 from rag_train.errors import UserError
-from rag_train.pairs import named
+from rag_train.named_places import named
 
 if TYPE_CHECKING:
     from rag_train.eval.matrix.cell import Cell

@@ -18,7 +18,7 @@ from rag_train.cli.options import Json, Overrides, announce, report
 from rag_train.errors import UserError
 
 if TYPE_CHECKING:
-    from rag_train.resumable import Shard, Summary
+    from rag_train.jobs.items import Shard, Summary
 
 synthesis = typer.Typer(no_args_is_help=True, help="Synthesise training data from a recipe.")
 records = typer.Typer(no_args_is_help=True, help="Download public data sets; check and view files of records.")
@@ -246,7 +246,7 @@ def _synthesize(
     loaded = load_recipe(recipe_type, recipe, overrides or [])
     announce(f"{recipe}: output {loaded.output}")
     from rag_train.data_synth.inspect.card import check_token, push, write_card
-    from rag_train.resumable import WHOLE, Shard, summary_line
+    from rag_train.jobs.items import WHOLE, Shard, summary_line
 
     if dry_run:
         if shard or ray or repo:
@@ -279,7 +279,7 @@ def _estimate(
     synthesize: Callable[[Any, Shard], Coroutine[Any, Any, Summary]], recipe: Any, device: str | None, as_json: bool
 ) -> None:
     """Do one item in a hundred, and print what all would take, on the named ``device`` in hours."""
-    from rag_train.resumable import Shard
+    from rag_train.jobs.items import Shard
     from rag_train.table import estimates
 
     hours = _hours_on(device, recipe) if device else None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rag_train.doctor.machine import Accelerator
 from rag_train.doctor.packages import accelerators
-from rag_train.files import write_text
+from rag_train.jobs.files import write_text
 from rag_train.model_presets import LORA, PRESETS, find_preset
 
 SMALLEST = "smollm2-135m"

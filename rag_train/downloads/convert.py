@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rag_train.files import placed
+from rag_train.jobs.files import placed
 
 WORDS = 100
 """Words of a passage that an article is cut into, as in DPR's Wikipedia."""

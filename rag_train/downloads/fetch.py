@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rag_train.downloads.catalogue import DataSet, File
 from rag_train.errors import UserError
-from rag_train.files import placed, sha256, write_text
+from rag_train.jobs.files import placed, sha256, write_text
 from rag_train.network import begin_reaching_hub, hub_address
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from rag_train.errors import ServiceError, UserError, masked
 from rag_train.identity import code
 from rag_train.identity import model as model_identity
 from rag_train.identity import tokenizer as tokenizer_identity
+from rag_train.jobs.retries import patiently
 from rag_train.llm import guide
 from rag_train.llm.base import LLM, Abilities, Completion, EngineError, Sampling
 from rag_train.llm.checkpoint import base_of, check_adapter
 from rag_train.llm.timeout import Timed
-from rag_train.patience import patiently
 from rag_train.recipe import Count, type_name
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from rag_train.errors import UserError
-from rag_train.files import cache_directory, write_text
+from rag_train.jobs.files import cache_directory, write_text
 from rag_train.progress import console
 
 

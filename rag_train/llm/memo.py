@@ -41,7 +41,7 @@ class Kept:
 
 
 kept: ContextVar[Kept | None] = ContextVar("kept", default=None)
-"""The work on the current item, if the item is tried again after failures (`rag_train.patience`)."""
+"""The work on the current item, if the item is tried again after failures (`rag_train.jobs.retries`)."""
 
 
 LONGEST_TOKEN = 64

@@ -18,10 +18,10 @@ from pydantic import BaseModel, ValidationError
 
 from rag_train.errors import UserError
 from rag_train.http import httpx, is_busy, json_of, problem_in, read_async, retry_after
+from rag_train.jobs.retries import Service
 from rag_train.llm.base import EngineError
 from rag_train.llm.memo import CallLog, conversation
 from rag_train.llm.problems import OF_A_SERVER, Problem, Rejected, problem_of
-from rag_train.patience import Service
 from rag_train.progress import console
 
 M = TypeVar("M", bound=BaseModel)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from rag_train.answers import UNANSWERABLE
 from rag_train.errors import UserError
-from rag_train.pairs import named
+from rag_train.named_places import named
 from rag_train.progress import console
 from rag_train.questions.fields import NoAnswers
 from rag_train.questions.formats import COLUMNS, FORMATS, Format, by_columns, dataset_named, unfold

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
+from rag_train.jobs.retries import Service
 from rag_train.llm.memo import kept
-from rag_train.patience import Service
 from rag_train.retrieval.base import Retriever, service
 from rag_train.retrieval.base import identity as identity_of
 from rag_train.retrieval.base import threads as wanted_threads
@@ -25,7 +25,7 @@ class AsyncRetriever:
     Whenever the retriever is free, it searches a batch of all waiting queries; no query waits for a batch to fill.
     A waiting query is dropped when its last caller is cancelled. The retriever runs in threads of its own, which no
     other retriever has to wait for. If it is a service, a caller waits no longer than its item's patience
-    (`rag_train.patience.Service`).
+    (`rag_train.jobs.retries.Service`).
 
     Args:
         retriever: the retriever to call.

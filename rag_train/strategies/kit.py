@@ -15,7 +15,7 @@ from rag_train.llm.base import LLM
 from rag_train.llm.checkpoint import base_of, check_adapter, check_vocabulary, fits
 from rag_train.llm.engines import Adapted, EngineConfig, open_engine, parse_settings
 from rag_train.llm.engines import identity as engine_identity
-from rag_train.pairs import named
+from rag_train.named_places import named
 from rag_train.retrieval.base import Retriever, common_corpus
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.open import open_reranker, open_retriever

@@ -12,7 +12,7 @@ from typing import Any
 from markupsafe import Markup
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from rag_train.files import write_text
+from rag_train.jobs.files import write_text
 from rag_train.pages.scale import Choices, Scale, label, round_ends
 from rag_train.sweeps.file import Sweep
 from rag_train.sweeps.study import Trial, best_of, front_of

@@ -17,9 +17,9 @@ from typing import IO
 import torch
 
 from rag_train.errors import UserError
-from rag_train.files import write_text
 from rag_train.identity import files
 from rag_train.identity import model as model_identity
+from rag_train.jobs.files import write_text
 from rag_train.progress import console, progress
 from rag_train.sweeps.file import Sweep
 from rag_train.sweeps.page import write_page

@@ -15,7 +15,7 @@ from optuna.samplers import RandomSampler, TPESampler
 from optuna.trial import TrialState, create_trial
 
 from rag_train.errors import UserError
-from rag_train.files import write_text
+from rag_train.jobs.files import write_text
 from rag_train.sweeps.file import Sweep
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

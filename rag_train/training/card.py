@@ -7,7 +7,7 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from rag_train.files import placed_records, write_text
+from rag_train.jobs.files import placed_records, write_text
 from rag_train.llm.checkpoint import base_of
 from rag_train.schema import SFTRecord
 from rag_train.templates import template

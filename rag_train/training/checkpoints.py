@@ -15,7 +15,7 @@ from pathlib import Path
 from accelerate import PartialState
 from transformers import TrainerCallback
 
-from rag_train.files import write_text
+from rag_train.jobs.files import write_text
 
 COMPLETE = "complete.json"
 RANDOM = "rng_state*"

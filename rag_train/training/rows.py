@@ -25,8 +25,8 @@ import torch
 from datasets import Dataset, concatenate_datasets
 
 from rag_train.errors import UserError
-from rag_train.files import CACHE_VARIABLE, cache_directory, placed, placed_records
 from rag_train.identity import code
+from rag_train.jobs.files import CACHE_VARIABLE, cache_directory, placed, placed_records
 from rag_train.progress import console, progress
 from rag_train.schema import Record
 

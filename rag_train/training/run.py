@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rag_train.errors import UserError
-from rag_train.files import sha256, write_text
+from rag_train.jobs.files import sha256, write_text
 from rag_train.precision import has_bf16
 from rag_train.progress import console
 from rag_train.provenance import code_version, machine, weights_sha256

@@ -15,7 +15,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.integrations import TensorBoardCallback, WandbCallback
 
 from rag_train.errors import UserError
-from rag_train.files import placed, write_text
+from rag_train.jobs.files import placed, write_text
 from rag_train.progress import progress
 from rag_train.training.recipe import TrainRecipe
 from rag_train.training.result import METRICS

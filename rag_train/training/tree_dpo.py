@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from trl.trainer.utils import disable_dropout_in_model
 
 from rag_train.errors import UserError
-from rag_train.files import write_text
+from rag_train.jobs.files import write_text
 from rag_train.progress import progress
 from rag_train.training.probe import Logits, RowsTrainer
 from rag_train.training.recipe import DPORecipe, TrainRecipe

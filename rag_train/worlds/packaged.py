@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rag_train.errors import UserError, not_installed
-from rag_train.files import write_text
+from rag_train.jobs.files import write_text
 from rag_train.llm.log import quiet
 from rag_train.progress import console
 from rag_train.provenance import weights_sha256

@@ -8,7 +8,7 @@ from support.paths import ROOT
 from support.synthesis import write
 
 from rag_train.data_synth.classifiers import ALL, ClassifierRecipe, labelled_questions
-from rag_train.files import read_records
+from rag_train.jobs.files import read_records
 from rag_train.questions.load import load_questions
 from rag_train.schema import Question, SFTRecord, Trajectory
 from rag_train.worlds.mini.world import World

@@ -8,7 +8,7 @@ from pathlib import Path
 from support.fakes import Says
 
 from rag_train.data_synth import compound
-from rag_train.files import read_records
+from rag_train.jobs.files import read_records
 from rag_train.schema import Passage, Question
 from rag_train.strategies.base import Kit
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rag_train import provenance
-from rag_train.files import CACHE_VARIABLE
+from rag_train.jobs.files import CACHE_VARIABLE
 from rag_train.provenance import weights_sha256
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rag_train.files import write_records
+from rag_train.jobs.files import write_records
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.schema import GoldStep, Passage, Question, Record, Segment, SFTRecord
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from rag_train.errors import UserError
-from rag_train.files import write_text
+from rag_train.jobs.files import write_text
 from rag_train.retrieval.corpus import encode
 from rag_train.retrieval.index.directory import (
     OFFSETS,

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from rag_train.errors import UserError
-from rag_train.files import sha256
+from rag_train.jobs.files import sha256
 from rag_train.retrieval.corpus import PassageStore
 from rag_train.schema import Record
 

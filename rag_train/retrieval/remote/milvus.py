@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from rag_train.errors import ServiceError, UserError, masked, not_installed
-from rag_train.patience import longest
+from rag_train.jobs.retries import longest
 from rag_train.retrieval.corpus import encode as to_line
 from rag_train.schema import Passage
 

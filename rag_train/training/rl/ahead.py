@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from torch.utils.data import Sampler
 from trl.trainer.utils import RepeatSampler
 
-from rag_train.files import write_text
+from rag_train.jobs.files import write_text
 from rag_train.training.rl.rollouts import Rollout
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
 from rag_train.errors import UserError
-from rag_train.files import write_text
+from rag_train.jobs.files import write_text
 from rag_train.questions.load import load_questions
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.open import open_retriever

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rag_train.answers import contains
-from rag_train.files import read_records
 from rag_train.formats.prompting import few_shot_prompt
+from rag_train.jobs.files import read_records
+from rag_train.jobs.items import Outcome, cost, run
 from rag_train.llm.base import LLM, Sampling
-from rag_train.resumable import Outcome, cost, run
 from rag_train.schema import GoldStep, LLMCall, Question, Record
 from rag_train.strategies.base import together
 from rag_train.worlds.atlas.facts import Atlas, share

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rag_train.files import write_records
+from rag_train.jobs.files import write_records
 from rag_train.worlds.atlas.facts import SHARES, load_atlas
 from rag_train.worlds.atlas.passages import corpus
 from rag_train.worlds.atlas.questions import questions

@@ -8,7 +8,7 @@ import pytest
 from support.browser import Browser, chromium
 from support.synthesis import HELD_OUT, example, write
 
-from rag_train.resumable import Rejected
+from rag_train.jobs.items import Rejected
 from rag_train.schema import LLMCall, Passage, Plan, PlanNode, PreferencePair, Step, Trajectory
 
 INJECTION = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"

@@ -14,7 +14,7 @@ from rag_train.data_synth.modules import hanrag
 from rag_train.data_synth.modules.recipes import HANRAGRecipe, RouteSizes
 from rag_train.data_synth.modules.run import synthesize_with
 from rag_train.errors import UserError
-from rag_train.files import read_records
+from rag_train.jobs.files import read_records
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord
 
 

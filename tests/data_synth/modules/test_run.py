@@ -17,7 +17,7 @@ from rag_train.data_synth.modules.recipes import GoldRecipe
 from rag_train.data_synth.modules.registry import FACTORIES
 from rag_train.data_synth.modules.run import synthesize_modules, synthesize_with
 from rag_train.errors import PromptTooLong, ServiceError, UserError
-from rag_train.resumable import OpenItems, Outcome, Summary
+from rag_train.jobs.items import OpenItems, Outcome, Summary
 from rag_train.schema import Passage, Question
 from rag_train.worlds.mini.world import World, write_world
 

@@ -19,7 +19,7 @@ from support.synthesis import example, write
 from rag_train.eval.board import service
 from rag_train.eval.board.service import app
 from rag_train.eval.board.watch import Board
-from rag_train.files import write_text
+from rag_train.jobs.files import write_text
 
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 

@@ -14,8 +14,8 @@ from support.matrices import add_cell, numbered
 
 from rag_train.errors import ServiceError
 from rag_train.eval.board.watch import Board, Reader
-from rag_train.files import write_records, write_text
-from rag_train.resumable import WHOLE, OpenItems, Outcome, Rejected, Shard, run
+from rag_train.jobs.files import write_records, write_text
+from rag_train.jobs.items import WHOLE, OpenItems, Outcome, Rejected, Shard, run
 from rag_train.schema import Question
 from rag_train.sweeps.file import Metric, SweepFile
 from rag_train.sweeps.study import Trial

@@ -14,9 +14,9 @@ from rag_train.eval.demo.run import run_demo
 from rag_train.eval.demo.stages import MAX_TOKENS
 from rag_train.eval.demo.world import DemoWorld, open_world
 from rag_train.llm.checkpoint import load_tokenizer
+from rag_train.package_files import PACKAGE
 from rag_train.recipe import load_recipe
 from rag_train.retrieval.batching import AsyncRetriever
-from rag_train.working_files import PACKAGE
 
 SYSTEMS = {"dualrag", "hanrag", "levelrag", "planrag"}
 

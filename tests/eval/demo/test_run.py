@@ -13,9 +13,9 @@ from rag_train.eval.demo.recipe import DemoRecipe
 from rag_train.eval.demo.run import _timings, claims, summary
 from rag_train.eval.demo.seed import folder_of
 from rag_train.eval.metrics.summary import summarize
+from rag_train.package_files import PACKAGE
 from rag_train.recipe import load_recipe
 from rag_train.schema import GoldStep, Question, Trajectory
-from rag_train.working_files import PACKAGE
 
 
 def test_parts_add_up_to_the_duration_of_the_run():

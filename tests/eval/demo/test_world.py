@@ -12,9 +12,9 @@ from rag_train.eval.demo.recipe import DemoRecipe
 from rag_train.eval.demo.world import MARKERS, PARTS, as_mixed, one_answer, open_world, part
 from rag_train.formats import deeprag, reader
 from rag_train.llm.checkpoint import load_tokenizer
+from rag_train.package_files import PACKAGE
 from rag_train.recipe import load_recipe
 from rag_train.schema import Decision, Passage, Step
-from rag_train.working_files import PACKAGE
 from rag_train.worlds.atlas.facts import Atlas
 from rag_train.worlds.atlas.questions import home, questions
 from rag_train.worlds.mini.pretrain import RECORD, PretrainConfig, build_model

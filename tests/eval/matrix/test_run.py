@@ -22,9 +22,9 @@ from rag_train.eval.matrix.cell import Cell, CellName, load_matrix
 from rag_train.eval.matrix.run import run_matrix
 from rag_train.eval.matrix.store import read_cell
 from rag_train.formats.deeprag import FINAL
+from rag_train.jobs.items import OpenItems
 from rag_train.llm.base import EngineError
 from rag_train.llm.engines import EngineConfig
-from rag_train.resumable import OpenItems
 from rag_train.retrieval.fusion import FusedRetriever
 from rag_train.retrieval.rerank import RerankedRetriever
 from rag_train.schema import Passage, Question

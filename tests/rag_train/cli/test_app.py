@@ -11,7 +11,7 @@ from support.paths import ROOT
 
 from rag_train.cli.app import main
 from rag_train.cli.options import DATA, EVALUATION, SERVING, START, TRAINING
-from rag_train.files import write_text
+from rag_train.jobs.files import write_text
 from rag_train.worlds.mini.world import World, WorldConfig, write_world
 
 

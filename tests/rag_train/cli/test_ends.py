@@ -19,8 +19,8 @@ from support.servers import Handler, serving
 
 from rag_train.cli.app import main
 from rag_train.errors import PromptTooLong, Refused
+from rag_train.jobs.retries import VARIABLE
 from rag_train.llm.base import EngineError
-from rag_train.patience import VARIABLE
 from rag_train.retrieval.index.open import build_index
 
 

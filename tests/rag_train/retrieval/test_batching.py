@@ -12,8 +12,8 @@ import pytest
 from support.fakes import VirtualLoop
 
 from rag_train.errors import ServiceError
+from rag_train.jobs.retries import Patience
 from rag_train.llm.memo import Kept
-from rag_train.patience import Patience
 from rag_train.provenance import cores
 from rag_train.retrieval.base import service, threads
 from rag_train.retrieval.batching import AsyncRetriever

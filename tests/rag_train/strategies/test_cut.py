@@ -15,9 +15,9 @@ from rag_train.data_synth.deeprag.search import SearchConfig, TreeSearch
 from rag_train.data_synth.modules import dualrag, hanrag, planrag
 from rag_train.data_synth.modules.recipes import DualRAGRecipe, HANRAGRecipe, PlanRAGRecipe
 from rag_train.eval.metrics.summary import summarize
+from rag_train.jobs.items import Outcome
 from rag_train.judge import JudgeInput, verdict
 from rag_train.llm.memo import CallLog
-from rag_train.resumable import Outcome
 from rag_train.schema import Trajectory
 from rag_train.strategies.base import Kit
 from rag_train.strategies.registry import STRATEGIES, build

@@ -16,9 +16,9 @@ from rag_train.errors import UserError
 from rag_train.eval.matrix.answers import Answers
 from rag_train.formats import planrag
 from rag_train.formats.planrag import Draft, PlanError
+from rag_train.jobs.items import OpenItems
 from rag_train.llm.base import Abilities, Completion, EngineError, Sampling
 from rag_train.llm.transformers import Inspection
-from rag_train.resumable import OpenItems
 from rag_train.schema import GoldStep, Passage, Plan, Question, Trajectory
 from rag_train.strategies.base import Kit
 from rag_train.strategies.registry import STRATEGIES, build, parse_strategy

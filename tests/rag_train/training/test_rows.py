@@ -19,7 +19,7 @@ from support.training import TOKENIZER, sft_record, write
 
 from rag_train import identity
 from rag_train.errors import UserError
-from rag_train.files import CACHE_VARIABLE
+from rag_train.jobs.files import CACHE_VARIABLE
 from rag_train.schema import SFTRecord
 from rag_train.training import rows as module
 from rag_train.training.data import dpo_rows, sft_rows

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from support.paths import DATA
 
 from rag_train.errors import UserError
-from rag_train.files import sha256
+from rag_train.jobs.files import sha256
 from rag_train.questions.load import load_questions
 from rag_train.retrieval.corpus import read_corpus
 from rag_train.retrieval.index.bm25 import BM25Index

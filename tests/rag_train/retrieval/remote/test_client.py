@@ -11,7 +11,7 @@ from support.servers import Handler, serving
 
 from rag_train import http
 from rag_train.errors import ServiceError, UserError
-from rag_train.patience import VARIABLE
+from rag_train.jobs.retries import VARIABLE
 from rag_train.retrieval.remote.client import RetrievalClient
 from rag_train.schema import Passage
 

@@ -20,13 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes import OnePassage, TreeModel
 
-from rag_train import resumable
 from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
 from rag_train.data_synth.deeprag.run import synthesize_with
 from rag_train.errors import PromptTooLong, Refused, ServiceError, UserError
+from rag_train.jobs import items
+from rag_train.jobs.items import WHOLE, OpenItems, Outcome, Rejected, Shard, Summary, cost, run, summary_line
 from rag_train.llm.base import Completion, Sampling
 from rag_train.llm.memo import kept
-from rag_train.resumable import WHOLE, OpenItems, Outcome, Rejected, Shard, Summary, cost, run, summary_line
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import LLMCall, Question
 
@@ -43,11 +43,11 @@ class Slow(TreeModel):
 
 
 def kill_at(name: str, call: int) -> None:
-    """Make this process kill itself at call number ``call``, from 0, of a function of `rag_train.resumable`.
+    """Make this process kill itself at call number ``call``, from 0, of a function of `rag_train.jobs.items`.
 
     If that function appends a line, half of the line is written before.
     """
-    original, calls = getattr(resumable, name), 0
+    original, calls = getattr(items, name), 0
 
     def counted(*arguments) -> None:
         nonlocal calls
@@ -60,7 +60,7 @@ def kill_at(name: str, call: int) -> None:
         calls += 1
         original(*arguments)
 
-    setattr(resumable, name, counted)
+    setattr(items, name, counted)
 
 
 def synthesize(place: Path, shard: Shard = WHOLE, kill: tuple[str, int] | None = None) -> BaseProcess:
@@ -401,4 +401,4 @@ def test_memory_does_not_grow_with_the_output(tmp_path: Path):
 def test_an_incomplete_last_line_is_found_in_blocks(lines: list[bytes], torn: bytes, block: int):
     whole = b"".join(line.replace(b"\n", b"") + b"\n" for line in lines)
     file = io.BytesIO(whole + torn.replace(b"\n", b""))
-    assert resumable._end_of_last_line(file, block) == len(whole)
+    assert items._end_of_last_line(file, block) == len(whole)

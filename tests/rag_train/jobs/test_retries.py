@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes import VirtualLoop, completion
 
-from rag_train import patience
 from rag_train.errors import PromptTooLong, ServiceError, UserError
+from rag_train.jobs import retries
+from rag_train.jobs.retries import Patience, Service
 from rag_train.llm.base import Abilities, Completion, EngineError, Sampling
 from rag_train.llm.memo import CallLog, Kept, call_depth
-from rag_train.patience import Patience, Service
 
 
 class Failing:
@@ -166,11 +166,11 @@ def test_only_plain_value_errors_of_an_engine_are_about_length(error: ValueError
 
 @pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan"])
 def test_invalid_patience_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv(patience.VARIABLE, text)
+    monkeypatch.setenv(retries.VARIABLE, text)
     with pytest.raises(UserError, match="not a time; give a number of seconds"):
-        patience.seconds()
-    monkeypatch.setenv(patience.VARIABLE, "")
-    assert patience.seconds() == patience.SECONDS
+        retries.patience_seconds()
+    monkeypatch.setenv(retries.VARIABLE, "")
+    assert retries.patience_seconds() == retries.SECONDS
 
 
 async def never() -> None:
@@ -196,7 +196,7 @@ def test_a_service_that_hangs_costs_an_item_no_more_than_its_patience(attempt: f
         assert not items._waits_for_services
 
     _, seconds = simulated(main())
-    assert seconds <= 100 + attempt + patience.FIRST_WAIT
+    assert seconds <= 100 + attempt + retries.FIRST_WAIT
 
 
 def test_a_request_in_the_queue_of_a_service_that_answers_others_waits_on() -> None:

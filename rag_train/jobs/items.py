@@ -7,8 +7,8 @@ completed items and repeats those that were in progress. An item ends in one of 
 - refused: its content is unfit or a service refuses it for good (`rag_train.errors.Refused`), such as a question
   that is too long or that a filter blocks. It is counted by its reason, and blocks nothing else.
 - open: what could be mended by time or by the user prevents it, such as a service that fails for too long
-  (`rag_train.patience`), or a key that is rejected. A line of the partial file keeps its error, its cost and what
-  it had done, and the next run tries it again.
+  (`rag_train.jobs.retries`), or a key that is rejected. A line of the partial file keeps its error, its cost and
+  what it had done, and the next run tries it again.
 
 If all of the first items are refused for the same reason, the fault is in the settings rather than in the items:
 the run ends, and the items stay open.
@@ -46,10 +46,9 @@ from typing import IO, Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from rag_train.errors import PromptTooLong, Refused, ServiceError, UserError
-from rag_train.files import placed, to_json
+from rag_train.jobs.files import placed, to_json
+from rag_train.jobs.retries import IN_A_ROW, VARIABLE, Patience, patience_seconds
 from rag_train.llm.memo import Kept
-from rag_train.patience import IN_A_ROW, VARIABLE, Patience
-from rag_train.patience import seconds as patience_seconds
 from rag_train.progress import progress
 from rag_train.provenance import code_version
 from rag_train.schema import SCHEMA_VERSION, LLMCall, Record

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_train.files import write_records, write_text
+from rag_train.jobs.files import write_records, write_text
 from rag_train.schema import Passage
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rag_train.errors import UserError
-from rag_train.pairs import named
+from rag_train.named_places import named
 
 
 @pytest.mark.parametrize(

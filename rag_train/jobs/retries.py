@@ -39,7 +39,7 @@ IN_A_ROW = 8
 """Minimum number of items that stay open in a row before a service is taken to be gone."""
 
 
-def seconds() -> float:
+def patience_seconds() -> float:
     """Return the patience in seconds: RAG_TRAIN_PATIENCE, or `SECONDS`. Raises UserError if it is not a number."""
     text = os.environ.get(VARIABLE, "")
     try:
@@ -56,7 +56,7 @@ def longest() -> float:
 
     It is the patience. With a patience of 0, nothing is tried again, and requests have only their own time limits.
     """
-    return seconds() or float("inf")
+    return patience_seconds() or float("inf")
 
 
 @dataclass(eq=False)
