@@ -219,7 +219,7 @@ def strategies_page() -> str:
     rows = [[f"[`{one['name']}`](#{one['name']})", one["summary"], one["paper"]] for one in listing()]
     parts.append(table(["name", "what it does", "source"], rows, "lll"))
     for one in listing():
-        cls, _ = STRATEGIES[one["name"]]
+        cls = STRATEGIES[one["name"]].cls
         parts += [f"## {one['name']} {{: #{one['name']} }}", one["summary"], f"*{one['paper']}*"]
         page = "baselines" if ".baselines." in cls.__module__ else "systems"
         parts.append(f"[The paper's steps and ours](../explanation/methods/{page}.md#{one['name']})")
@@ -227,6 +227,9 @@ def strategies_page() -> str:
             parts.append(f"Needs: {'; '.join(one['needs'])}.")
         if one["roles"]:
             parts.append(f"Roles: {', '.join(one['roles'])}.")
+        if bound := one["bound"]:
+            most = f"{bound['calls']:,} calls and {bound['retrievals']:,} retrievals"
+            parts.append(f"At most, with default settings and three passages for a query: {most}.")
         if one["settings"]:
             texts = attribute_docstrings(cls)
             rows = [

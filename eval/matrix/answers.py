@@ -102,7 +102,7 @@ class Answers:
 
 def needs_attention(strategy: str) -> bool:
     """Whether the strategy reads attention weights, which vLLM does not return."""
-    return strategy.startswith("dragin")
+    return any(need.ability == "attention" for need in parse_strategy(strategy)[0].abilities)
 
 
 def digest(questions: Sequence[Question]) -> str:

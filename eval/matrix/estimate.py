@@ -19,8 +19,7 @@ from rag_train.jobs.items import cost
 from rag_train.questions.load import at_most
 from rag_train.retrieval.base import Retriever
 from rag_train.schema import Question
-from rag_train.strategies.base import Kit
-from rag_train.strategies.bounds import BOUNDS, Bound
+from rag_train.strategies.base import STRATEGIES, Bound, Kit
 from rag_train.strategies.kit import KitConfig
 from rag_train.strategies.registry import BUDGET, parse_strategy
 from rag_train.table import NOTHING, Table
@@ -132,10 +131,10 @@ def bound(strategy: str, passages: int) -> Bound | None:
     """Return the most calls and searches of a question; None if none are stated, or only for other settings."""
     name, *pairs = strategy.split(",")
     _, settings = parse_strategy(strategy)
-    if name not in BOUNDS or passages != 3 or {pair.partition("=")[0] for pair in pairs} - BUDGET.keys():
+    own = STRATEGIES[name].bound
+    if own is None or passages != 3 or {pair.partition("=")[0] for pair in pairs} - BUDGET.keys():
         return None
     limits = settings.get("max_calls"), settings.get("max_retrievals")
-    own = BOUNDS[name]
     calls, searches = (most if given is None else min(most, given) for most, given in zip(own, limits, strict=True))
     return Bound(calls, searches)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rag_train.retrieval.rerank import Reranker  # needs an optional extra
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Strategy")
 
 watcher: ContextVar[Callable[[str, Any], None] | None] = ContextVar("watcher", default=None)
 """Callback for the progress of `Strategy.answer`, called with ("step", Step) after each step, ("plan", Plan) after
@@ -172,6 +173,36 @@ class Strategy(ABC):
     @abstractmethod
     async def solve(self, run: Run) -> Trajectory:
         """Answer the question of ``run``, with its calls and searches, and return ``run.done(answer)``."""
+
+
+class Bound(NamedTuple):
+    """The most calls and retrievals of a question, at default settings with three passages for a query."""
+
+    calls: int
+    retrievals: int
+
+
+class Named(NamedTuple):
+    """A name of a strategy: its class, its preset settings, and the bound on a question's cost, if one is known."""
+
+    cls: type[Strategy]
+    preset: dict[str, Any]
+    bound: Bound | None = None
+
+
+STRATEGIES: dict[str, Named] = {}
+"""The strategies by name; `rag_train.strategies.registry` imports all modules that register some."""
+
+
+def strategy(name: str, bound: Bound, **preset: Any) -> Callable[[type[S]], type[S]]:
+    """Register a strategy class under a name, with preset settings. A class may have several names, each by a
+    decorator; the lowest decorator's name is listed first."""
+
+    def register(cls: type[S]) -> type[S]:
+        STRATEGIES[name] = Named(cls, preset, bound)
+        return cls
+
+    return register
 
 
 class Run:

@@ -17,7 +17,7 @@ from rag_train.formats.deeprag import Parsed
 from rag_train.formats.prompting import as_turn, task_prompt
 from rag_train.llm.base import Completion, Sampling, TokenLogprob
 from rag_train.schema import Decision, LLMCall, Passage, Question, Step, Trajectory
-from rag_train.strategies.base import Need, Run, Strategy
+from rag_train.strategies.base import Bound, Need, Run, Strategy, strategy
 from rag_train.strategies.controller import Controller
 
 Mode = Literal["adaptive", "parametric", "retrieve"]
@@ -25,6 +25,9 @@ OWN_DECISIONS = 0.5
 """Threshold at which the controller's own decisions are followed, for which no log-probabilities are needed."""
 
 
+@strategy("deeprag-retrieve", Bound(calls=13, retrievals=6), mode="retrieve")
+@strategy("deeprag-parametric", Bound(calls=13, retrievals=0), mode="parametric")
+@strategy("deeprag", Bound(calls=8, retrievals=6))
 @dataclass(frozen=True)
 class DeepRAG(Strategy):
     """Decompose the question; answer each subquery from memory or search for it.

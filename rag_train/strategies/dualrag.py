@@ -13,12 +13,13 @@ from rag_train.formats.deeprag import one_line
 from rag_train.formats.dualrag import Reasoning
 from rag_train.formats.tasks import Fields
 from rag_train.schema import Passage, Trajectory
-from rag_train.strategies.base import Run, Strategy, interleave, together
+from rag_train.strategies.base import Bound, Run, Strategy, interleave, strategy, together
 
 REASONER, IDENTIFIER, SUMMARIZER = "reasoner", "identifier", "summarizer"
 """Roles of the modules, which can be performed by different models (Table 4)."""
 
 
+@strategy("dualrag", Bound(calls=51, retrievals=200))
 @dataclass(frozen=True)
 class DualRAG(Strategy):
     """Reason over a knowledge outline; search for missing knowledge by key entity and summarize it.

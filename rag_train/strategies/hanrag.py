@@ -7,11 +7,13 @@ from typing import ClassVar, Literal
 
 from rag_train.formats import hanrag
 from rag_train.schema import Trajectory
-from rag_train.strategies.base import Run, Strategy, together
+from rag_train.strategies.base import Bound, Run, Strategy, strategy, together
 
 ROLE = "revelator"
 
 
+@strategy("hanrag-oracle", Bound(calls=31, retrievals=5), router="oracle")
+@strategy("hanrag", Bound(calls=32, retrievals=5))
 @dataclass(frozen=True)
 class HANRAG(Strategy):
     """Route the question by its type; answer the sub-questions of a compound question at the same time.

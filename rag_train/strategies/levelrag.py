@@ -9,12 +9,17 @@ from typing import ClassVar, Literal
 from rag_train.errors import UserError
 from rag_train.formats import levelrag
 from rag_train.schema import Passage, Trajectory
-from rag_train.strategies.base import Run, Strategy, interleave, together
+from rag_train.strategies.base import Bound, Run, Strategy, interleave, strategy, together
 
 Searcher = Literal["sparse", "dense", "web"]
 SEARCHERS: tuple[Searcher, ...] = ("sparse", "dense", "web")
 
 
+@strategy("levelrag-hybrid", Bound(calls=75, retrievals=33), searcher="hybrid")
+@strategy("levelrag-web", Bound(calls=1, retrievals=1), searcher="web")
+@strategy("levelrag-dense", Bound(calls=7, retrievals=4), searcher="dense")
+@strategy("levelrag-sparse", Bound(calls=69, retrievals=28), searcher="sparse")
+@strategy("levelrag", Bound(calls=1356, retrievals=594))
 @dataclass(frozen=True)
 class LevelRAG(Strategy):
     """Decompose the question, search with every low-level searcher, summarize, verify and supplement.

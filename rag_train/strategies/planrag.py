@@ -10,10 +10,13 @@ from rag_train.formats import planrag
 from rag_train.formats.planrag import PlanError
 from rag_train.llm.memo import call_depth
 from rag_train.schema import Passage, Plan, PlanNode, Trajectory
-from rag_train.strategies.base import BudgetSpent, Need, Run, Strategy, together
+from rag_train.strategies.base import Bound, BudgetSpent, Need, Run, Strategy, strategy, together
 from rag_train.strategies.baselines.selfrag import reflect
 
 
+@strategy("plan-selfrag", Bound(calls=53, retrievals=13), solver="selfrag")
+@strategy("planrag-question", Bound(calls=27, retrievals=1), retrieval="question")
+@strategy("planrag", Bound(calls=27, retrievals=13))
 @dataclass(frozen=True)
 class PlanRAG(Strategy):
     """Plan a DAG of atomic subqueries; answer each from passages and the answers of its parents.

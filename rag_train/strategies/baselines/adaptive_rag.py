@@ -7,13 +7,14 @@ from typing import ClassVar, Literal
 
 from rag_train.formats.tasks import Task
 from rag_train.schema import Trajectory
-from rag_train.strategies.base import Run, Strategy
+from rag_train.strategies.base import Bound, Run, Strategy, strategy
 from rag_train.strategies.baselines.ircot import IRCoT
 from rag_train.strategies.baselines.taare import single_step
 
 CLASSIFY = Task("adaptive_rag", "Complexity:", Literal["A", "B", "C"])
 
 
+@strategy("adaptive-rag", Bound(calls=7, retrievals=5))
 @dataclass(frozen=True)
 class AdaptiveRAG(Strategy):
     """Classify the question's complexity, then answer from memory (A), retrieve once (B) or use IRCoT (C)."""

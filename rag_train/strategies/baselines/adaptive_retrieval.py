@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rag_train.schema import Trajectory
-from rag_train.strategies.base import Run, Strategy
+from rag_train.strategies.base import Bound, Run, Strategy, strategy
 from rag_train.strategies.baselines.taare import single_step
 
 
+@strategy("adaptive-retrieval", Bound(calls=1, retrievals=1))
 @dataclass(frozen=True)
 class AdaptiveRetrieval(Strategy):
     """Retrieve if the subject's popularity is below a threshold or unknown."""

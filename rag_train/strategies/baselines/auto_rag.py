@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from rag_train.formats.tasks import Task
 from rag_train.schema import Passage, Trajectory
-from rag_train.strategies.base import Run, Strategy, interleave
+from rag_train.strategies.base import Bound, Run, Strategy, interleave, strategy
 
 
 class Move(BaseModel):
@@ -22,6 +22,7 @@ MOVE = Task("auto_rag", "Move:", Move)
 DOCUMENT = Task("auto_rag_document", "Document:")
 
 
+@strategy("auto-rag", Bound(calls=21, retrievals=10))
 @dataclass(frozen=True)
 class AutoRAG(Strategy):
     """In each round, write a query or the answer; after too many rounds, write the documents from memory.

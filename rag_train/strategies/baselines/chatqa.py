@@ -9,9 +9,10 @@ from typing import ClassVar
 from rag_train.formats.deeprag import one_line
 from rag_train.formats.prompting import instruction
 from rag_train.schema import Passage, Trajectory
-from rag_train.strategies.base import ANSWER_LINE, Run, Strategy
+from rag_train.strategies.base import ANSWER_LINE, Bound, Run, Strategy, strategy
 
 
+@strategy("chatqa", Bound(calls=1, retrievals=1))
 @dataclass(frozen=True)
 class ChatQA(Strategy):
     """Retrieve passages for the question, and read them in ChatQA's turns (System, User, Assistant).

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rag_train.formats import deeprag
 from rag_train.schema import Passage, Trajectory
-from rag_train.strategies.base import Need, Run, Strategy
+from rag_train.strategies.base import Bound, Need, Run, Strategy, strategy
 from rag_train.strategies.baselines.sentences import final_answer, look_ahead, thought_prompt
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ _STOP_WORDS = {
 """Lucene's English stop words."""
 
 
+@strategy("dragin", Bound(calls=17, retrievals=8))
 @dataclass(frozen=True)
 class DRAGIN(Strategy):
     """Write a thought; if entropy times attention of a token exceeds a threshold, retrieve and go on from there.

@@ -10,10 +10,11 @@ from typing import ClassVar
 from rag_train.formats import deeprag
 from rag_train.llm.base import TokenLogprob
 from rag_train.schema import Passage, Trajectory
-from rag_train.strategies.base import Need, Run, Strategy
+from rag_train.strategies.base import Bound, Need, Run, Strategy, strategy
 from rag_train.strategies.baselines.sentences import final_answer, look_ahead
 
 
+@strategy("flare", Bound(calls=17, retrievals=8))
 @dataclass(frozen=True)
 class FLARE(Strategy):
     """Write the next sentence; if it is uncertain, search for its certain words and write it again.

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from rag_train.formats.tasks import Task
 from rag_train.schema import Trajectory
-from rag_train.strategies.base import Run, Strategy
+from rag_train.strategies.base import Bound, Run, Strategy, strategy
 
 
 class Hop(BaseModel):
@@ -27,6 +27,7 @@ GENERATE = Task("genground_generate", "Next:", Hop)
 GROUND = Task("genground_ground", "Answer:")
 
 
+@strategy("genground", Bound(calls=10, retrievals=5))
 @dataclass(frozen=True)
 class GenGround(Strategy):
     """Generate the next sub-question and answer it from memory; retrieve for it and correct the answer.

@@ -7,12 +7,13 @@ from typing import ClassVar
 
 from rag_train.formats.tasks import Task
 from rag_train.schema import Passage, Trajectory
-from rag_train.strategies.base import Run, Strategy, interleave
+from rag_train.strategies.base import Bound, Run, Strategy, interleave, strategy
 
 THOUGHT = Task("ircot", "Next thought:")
 END = "the answer is"
 
 
+@strategy("ircot", Bound(calls=6, retrievals=5))
 @dataclass(frozen=True)
 class IRCoT(Strategy):
     """Alternate between writing a sentence and searching with it until a sentence states the answer; then read.

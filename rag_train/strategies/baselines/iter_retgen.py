@@ -7,11 +7,13 @@ from typing import ClassVar, Literal
 
 from rag_train.formats.tasks import Task
 from rag_train.schema import Passage, Trajectory
-from rag_train.strategies.base import Run, Strategy
+from rag_train.strategies.base import Bound, Run, Strategy, strategy
 
 DOCUMENT = Task("itrg", "Document:")
 
 
+@strategy("itrg", Bound(calls=4, retrievals=3), mode="refine")
+@strategy("iter-retgen", Bound(calls=6, retrievals=3))
 @dataclass(frozen=True)
 class IterRetGen(Strategy):
     """Answer with a chain of thought, search with question and thought, and repeat.

@@ -8,9 +8,10 @@ from typing import ClassVar
 from rag_train.formats import deeprag
 from rag_train.formats.deeprag import FINAL, FOLLOW_UP, INTERMEDIATE
 from rag_train.schema import Trajectory
-from rag_train.strategies.base import ANSWER_LINE, Run, Strategy, interleave
+from rag_train.strategies.base import ANSWER_LINE, Bound, Run, Strategy, interleave, strategy
 
 
+@strategy("iterdrag", Bound(calls=11, retrievals=6))
 @dataclass(frozen=True)
 class IterDRAG(Strategy):
     """Retrieve for the question, then for each sub-query, and answer each until the final answer.

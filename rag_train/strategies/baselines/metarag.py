@@ -8,13 +8,14 @@ from typing import ClassVar, Literal
 from rag_train.answers import f1
 from rag_train.formats.tasks import Fields, Task
 from rag_train.schema import Passage, Trajectory
-from rag_train.strategies.base import Run, Strategy, interleave, together
+from rag_train.strategies.base import Bound, Run, Strategy, interleave, strategy, together
 
 INTERNAL = Task("metarag_internal", "Known:", Literal["yes", "no"])
 EXTERNAL = Task("metarag_external", "Told:", Literal["yes", "no"])
 QUERY = Task("metarag_query", "Query:")
 
 
+@strategy("metarag", Bound(calls=30, retrievals=6))
 @dataclass(frozen=True)
 class MetaRAG(Strategy):
     """Answer in two ways; if the answers disagree, find out which knowledge is missing and retrieve or rethink.

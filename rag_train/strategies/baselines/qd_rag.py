@@ -9,12 +9,14 @@ from rag_train.answers import normalize
 from rag_train.formats import planrag
 from rag_train.formats.tasks import Task
 from rag_train.schema import Plan, PlanNode, Trajectory
-from rag_train.strategies.base import Run, Strategy
+from rag_train.strategies.base import Bound, Run, Strategy, strategy
 
 DECOMPOSE = Task("qd_rag", "Subqueries:", list[str])
 ANSWER = Task("qd_rag_answer", "Generation:", planrag.Response)
 
 
+@strategy("qd-rag-subq", Bound(calls=8, retrievals=7), subquery=True)
+@strategy("qd-rag", Bound(calls=8, retrievals=1))
 @dataclass(frozen=True)
 class QDRAG(Strategy):
     """Decompose the question, answer each sub-query given the previous answers, then the question given all.

@@ -9,12 +9,13 @@ from typing import ClassVar
 from rag_train.formats.tasks import Task
 from rag_train.llm.base import Sampling
 from rag_train.schema import UNPARSED, Passage, Trajectory
-from rag_train.strategies.base import Need, Run, Strategy, together
+from rag_train.strategies.base import Bound, Need, Run, Strategy, strategy, together
 
 RANK = Task("rankrag", "Relevant:")
 _FIRST = Sampling(max_tokens=1, logprobs=20)
 
 
+@strategy("rankrag", Bound(calls=21, retrievals=1))
 @dataclass(frozen=True)
 class RankRAG(Strategy):
     """Retrieve many passages, score each by the probability of "True", and read the best.

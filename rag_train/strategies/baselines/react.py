@@ -9,12 +9,14 @@ from typing import ClassVar
 from rag_train.formats.deeprag import one_line
 from rag_train.llm.base import Sampling
 from rag_train.schema import Trajectory
-from rag_train.strategies.base import ANSWER_LINE, Run, Strategy
+from rag_train.strategies.base import ANSWER_LINE, Bound, Run, Strategy, strategy
 
 ACTION = re.compile(r"(search|finish)\s*\[((?:[^\[\]]|\[[^\[\]]*\])*)", re.IGNORECASE)
 """An action with its argument, up to the bracket that closes it; the argument may have brackets of its own."""
 
 
+@strategy("fireact", Bound(calls=13, retrievals=6), examples=False)
+@strategy("react", Bound(calls=13, retrievals=6))
 @dataclass(frozen=True)
 class ReAct(Strategy):
     """Alternate between a thought, an action (Search[...] or Finish[...]) and an observation.

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rag_train.schema import Trajectory
-from rag_train.strategies.base import Run, Strategy
+from rag_train.strategies.base import Bound, Run, Strategy, strategy
 
 
+@strategy("direct", Bound(calls=1, retrievals=0))
 @dataclass(frozen=True)
 class Direct(Strategy):
     """Answer from memory, without reasoning."""
@@ -23,6 +24,7 @@ class Direct(Strategy):
         return run.done((await run.read(question.question))[1])
 
 
+@strategy("cot", Bound(calls=2, retrievals=0))
 @dataclass(frozen=True)
 class ChainOfThought(Strategy):
     """Answer from memory with a chain of thought.
@@ -39,6 +41,9 @@ class ChainOfThought(Strategy):
         return run.done(answer, reasoning)
 
 
+@strategy("cot-retrieve", Bound(calls=2, retrievals=1), reason=True, examples=True)
+@strategy("cot-rag", Bound(calls=2, retrievals=1), reason=True)
+@strategy("rag", Bound(calls=1, retrievals=1))
 @dataclass(frozen=True)
 class VanillaRAG(Strategy):
     """Retrieve passages for the question and answer from them.
@@ -65,6 +70,7 @@ class VanillaRAG(Strategy):
         return run.done(answer, reasoning)
 
 
+@strategy("oracle", Bound(calls=1, retrievals=1))
 @dataclass(frozen=True)
 class Oracle(Strategy):
     """Read the question's gold passages or, without them, the passages retrieved for its gold subqueries.

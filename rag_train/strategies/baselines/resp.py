@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from rag_train.formats.tasks import Task
 from rag_train.schema import Trajectory
-from rag_train.strategies.base import Run, Strategy, together
+from rag_train.strategies.base import Bound, Run, Strategy, strategy, together
 
 GLOBAL = Task("resp_global", "Evidence:")
 LOCAL = Task("resp_local", "Response:")
@@ -16,6 +16,7 @@ NEXT = Task("resp_next", "Sub-question:")
 ANSWER = Task("resp_answer", "Answer:")
 
 
+@strategy("resp", Bound(calls=11, retrievals=3))
 @dataclass(frozen=True)
 class ReSP(Strategy):
     """Retrieve, summarize for the question and the sub-question, judge, and plan the next sub-question."""

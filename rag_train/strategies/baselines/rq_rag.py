@@ -16,7 +16,7 @@ from rag_train.formats.tasks import LINE_TOKENS
 from rag_train.llm.base import Completion, Sampling
 from rag_train.llm.control import MARK, trusted
 from rag_train.schema import Passage, Trajectory
-from rag_train.strategies.base import Need, Run, Strategy, together
+from rag_train.strategies.base import Bound, Need, Run, Strategy, strategy, together
 
 ACTIONS = ("[S_Rewritten_Query]", "[S_Decomposed_Query]", "[S_Disambiguated_Query]")
 RESPONSE = "[A_Response]"
@@ -42,6 +42,7 @@ class Leaf:
     """Log-probabilities of the answer."""
 
 
+@strategy("rq-rag", Bound(calls=25, retrievals=12))
 @dataclass(frozen=True)
 class RQRAG(Strategy):
     """At each node of the tree, refine the query in three ways and answer; select an answer at the end.

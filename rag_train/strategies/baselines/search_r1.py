@@ -10,9 +10,10 @@ from rag_train.formats.prompting import as_turn, instruction
 from rag_train.llm.base import Sampling
 from rag_train.llm.control import trusted
 from rag_train.schema import Trajectory
-from rag_train.strategies.base import Need, Run, Strategy
+from rag_train.strategies.base import Bound, Need, Run, Strategy, strategy
 
 
+@strategy("search-r1", Bound(calls=5, retrievals=4))
 @dataclass(frozen=True)
 class SearchR1(Strategy):
     """Think, and then search or answer, all in one transcript with tags.

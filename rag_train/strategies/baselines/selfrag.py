@@ -12,7 +12,7 @@ from rag_train.formats.tasks import LINE_TOKENS
 from rag_train.llm.base import Completion, Sampling, TokenLogprob
 from rag_train.llm.control import trusted
 from rag_train.schema import Passage, Trajectory
-from rag_train.strategies.base import Need, Run, Strategy, together
+from rag_train.strategies.base import Bound, Need, Run, Strategy, strategy, together
 
 RETRIEVE = {"[Retrieval]": 1.0, "[No Retrieval]": 0.0}
 RELEVANT = {"[Relevant]": 1.0, "[Irrelevant]": 0.0}
@@ -40,6 +40,7 @@ class Candidate:
     passage: Passage | None = None
 
 
+@strategy("self-rag", Bound(calls=4, retrievals=1))
 @dataclass(frozen=True)
 class SelfRAG(Strategy):
     """Retrieve if [Retrieval] is probable enough, answer from each passage, and select by the reflection tokens.

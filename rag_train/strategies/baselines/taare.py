@@ -8,11 +8,12 @@ from typing import ClassVar, Literal
 
 from rag_train.formats.tasks import Task
 from rag_train.schema import Trajectory
-from rag_train.strategies.base import Run, Strategy
+from rag_train.strategies.base import Bound, Run, Strategy, strategy
 
 DECIDE = Task("taare", "Answer:", Literal["[Yes]", "[No]"])
 
 
+@strategy("taare", Bound(calls=2, retrievals=1))
 @dataclass(frozen=True)
 class TAARE(Strategy):
     """Ask the model whether the question needs external knowledge; if so, retrieve before answering.

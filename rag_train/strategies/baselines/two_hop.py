@@ -7,9 +7,10 @@ from typing import ClassVar
 
 from rag_train.formats.deeprag import one_line
 from rag_train.schema import Trajectory
-from rag_train.strategies.base import Run, Strategy, interleave
+from rag_train.strategies.base import Bound, Run, Strategy, interleave, strategy
 
 
+@strategy("two-hop-rag", Bound(calls=1, retrievals=4))
 @dataclass(frozen=True)
 class TwoHopRAG(Strategy):
     """Retrieve for the question, retrieve again with each found passage as the query, and read all passages.

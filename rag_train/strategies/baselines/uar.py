@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from rag_train.formats.tasks import Task
 from rag_train.schema import Trajectory
-from rag_train.strategies.base import Run, Strategy, together
+from rag_train.strategies.base import Bound, Run, Strategy, strategy, together
 from rag_train.strategies.baselines.taare import single_step
 
 YesNo = Literal["yes", "no"]
@@ -17,6 +17,7 @@ TIME = Task("uar_time", "Time:", YesNo)
 SELF = Task("uar_self", "Memory:", YesNo)
 
 
+@strategy("uar", Bound(calls=5, retrievals=1))
 @dataclass(frozen=True)
 class UAR(Strategy):
     """Retrieve if the user asks for it, or if the question needs knowledge that changes or that the model lacks.

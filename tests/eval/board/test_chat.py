@@ -26,8 +26,7 @@ from rag_train.eval.board.watch import Board
 from rag_train.schema import LLMCall, Passage, Trajectory
 from rag_train.serving import strategy as strategies
 from rag_train.serving.http import Access
-from rag_train.strategies.base import Kit, Run, Strategy
-from rag_train.strategies.registry import STRATEGIES
+from rag_train.strategies.base import STRATEGIES, Kit, Named, Run, Strategy
 
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 FILM = Passage(id="1", title="Jaws", text="Jaws is a film of 1975 by Steven Spielberg.")
@@ -79,7 +78,7 @@ def url() -> Iterator[str]:
     """A strategy service with the strategies above."""
     with pytest.MonkeyPatch.context() as patch:
         for name, strategy in {"citing": Citing, "hostile": Hostile, "broken": Broken}.items():
-            patch.setitem(STRATEGIES, name, (strategy, {}))
+            patch.setitem(STRATEGIES, name, Named(strategy, {}))
         with running(strategies.app(opening(), "citing")) as address:
             yield address
 

@@ -23,9 +23,8 @@ from rag_train.eval.papers.measured import Measurements
 from rag_train.eval.papers.sources import Request
 from rag_train.named_places import named
 from rag_train.retrieval.index.open import build_index
+from rag_train.strategies.base import STRATEGIES, Named
 from rag_train.strategies.baselines.reader import Direct
-from rag_train.strategies.bounds import BOUNDS
-from rag_train.strategies.registry import STRATEGIES
 from rag_train.worlds.mini.world import World, WorldConfig
 
 MINI = str(MODEL)
@@ -122,10 +121,10 @@ def test_dry_run_estimates_what_is_missing_and_keeps_nothing(
 
 
 def test_bounds_are_stated_for_default_settings_and_three_passages(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bound("deeprag", 3) == BOUNDS["deeprag"] and bound("deeprag", 4) is None
+    assert bound("deeprag", 3) == STRATEGIES["deeprag"].bound and bound("deeprag", 4) is None
     assert bound("deeprag,max_steps=9", 3) is None
-    assert bound("levelrag,max_calls=40,max_retrievals=null", 3) == (40, BOUNDS["levelrag"].retrievals)
-    monkeypatch.setitem(STRATEGIES, "own", (Direct, {}))
+    assert bound("levelrag,max_calls=40,max_retrievals=null", 3) == (40, STRATEGIES["levelrag"].bound.retrievals)
+    monkeypatch.setitem(STRATEGIES, "own", Named(Direct, {}))
     assert bound("own", 3) is None, "a user's own strategy states no bound"
 
 

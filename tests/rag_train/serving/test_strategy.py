@@ -36,9 +36,8 @@ from rag_train.serving import strategy as service
 from rag_train.serving.http import Access
 from rag_train.serving.protocol import MAX_BODY
 from rag_train.serving.strategy import app
-from rag_train.strategies.base import Kit, Run, Strategy
+from rag_train.strategies.base import STRATEGIES, Kit, Named, Run, Strategy
 from rag_train.strategies.kit import KitConfig, open_kit
-from rag_train.strategies.registry import STRATEGIES
 from rag_train.worlds.mini.world import World, WorldConfig, write_world
 
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
@@ -134,7 +133,7 @@ def url(world: World, mini_model: Path) -> Iterator[str]:
     extra = {"staged": Staged, "crowd": Crowd, "failing": Failing, "hostile": Hostile}
     with pytest.MonkeyPatch.context() as patch:
         for name, strategy in extra.items():
-            patch.setitem(STRATEGIES, name, (strategy, {}))
+            patch.setitem(STRATEGIES, name, Named(strategy, {}))
         with running(app(opening(world, mini_model), "deeprag")) as address:
             yield address
 

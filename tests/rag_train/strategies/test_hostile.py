@@ -19,18 +19,13 @@ from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import Kit
 from rag_train.strategies.baselines import rq_rag, selfrag
-from rag_train.strategies.bounds import BOUNDS
 from rag_train.strategies.registry import STRATEGIES, build
-
-
-def test_every_strategy_has_a_bound():
-    assert list(BOUNDS) == list(STRATEGIES)
 
 
 def check(name: str, model, retriever, seed: int) -> None:
     trajectory, calls, queries = asyncio.run(ask(name, model, retriever, seed))
-    assert calls == len(trajectory.calls) <= BOUNDS[name].calls
-    assert queries == trajectory.retrievals <= BOUNDS[name].retrievals
+    assert calls == len(trajectory.calls) <= STRATEGIES[name].bound.calls
+    assert queries == trajectory.retrievals <= STRATEGIES[name].bound.retrievals
     assert trajectory.answer or trajectory.notes
     assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
 

@@ -183,11 +183,11 @@ class Roles(dict[str, Any]):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", {cls: None for cls, _ in STRATEGIES.values()}, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", {named.cls: None for named in STRATEGIES.values()}, ids=lambda cls: cls.__name__)
 def test_every_strategy_gives_work_to_all_of_its_roles_and_to_no_other(cls: type[Strategy]) -> None:
     roles = Roles()
     retriever = HostileRetriever("everything")
-    for spec, seed in product((spec for spec, (its, _) in STRATEGIES.items() if its is cls), range(4)):
+    for spec, seed in product((spec for spec, named in STRATEGIES.items() if named.cls is cls), range(4)):
         llm = HostileModel("obedient", seed)
         kinds = dict.fromkeys(RETRIEVER_KINDS, retriever)
         opened = Kit(llm, retriever, instructions=False, models=roles, retrievers=kinds)
