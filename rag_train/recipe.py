@@ -200,6 +200,8 @@ def type_name(hint: Any) -> str:
         return f"list of {type_name(arguments[0])}"
     if hint is types.NoneType:
         return "null"
+    if get_origin(hint) is dict:
+        return "mapping"
     if hint is Path:
         return "file"
     return "mapping" if is_dataclass(hint) else hint.__name__

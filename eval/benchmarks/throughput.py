@@ -112,7 +112,7 @@ def works(folder: Path) -> Iterator[tuple[str, Work]]:
     from rag_train.retrieval.index.lucene import LuceneIndex
     from rag_train.strategies.base import Kit
     from rag_train.strategies.registry import STRATEGIES, build
-    from rag_train.training.recipe import RewardRecipe, RLRecipe
+    from rag_train.training.recipe import RLRecipe
     from rag_train.training.rl.rollouts import Rollouts
 
     world, model, _ = mini_world()
@@ -138,7 +138,7 @@ def works(folder: Path) -> Iterator[tuple[str, Work]]:
 
     def rollouts(llm: Any, asked: Sequence[Question]) -> list[Coroutine[Any, Any, Any]]:
         recipe = RLRecipe(
-            index="", instructions=False, call_tokens=160, credit="tree", reward=RewardRecipe(format=0.1)
+            index="", instructions=False, call_tokens=160, credit="tree", reward={"exact_match": 1, "format": 0.1}
         )
         sampled = [question for question in asked[: len(asked) // recipe.group] for _ in range(recipe.group)]
         return [Rollouts(recipe, llm, AsyncRetriever(bm25), 1024).sample(sampled, "0")]

@@ -13,9 +13,10 @@ from pydantic import Field, FilePath
 from rag_train.errors import UserError
 from rag_train.model_presets import fill_from_preset
 from rag_train.recipe import Count, load_recipe
+from rag_train.training.rl.rewards import Rewards
 
 Positive = Annotated[float, Field(gt=0)]
-Weight = Annotated[float, Field(ge=0)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,30 +70,6 @@ class DPORecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardRecipe:
-    """Weights of what a rollout is rewarded for; see `rag_train.training.rl.rewards`."""
-
-    exact_match: Weight = 1.0
-    """Weight of an answer that equals an accepted one."""
-    f1: Weight = 0.0
-    """Weight of the answer's token F1."""
-    format: Weight = 0.0
-    """Weight of a transcript that the model ended by itself."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PriceRecipe:
-    """What a rollout pays, in units of the reward."""
-
-    retrievals: Weight = 0.0
-    """Price of a query to the retriever. A sweep over it draws the frontier of accuracy against retrievals."""
-    calls: Weight = 0.0
-    """Price of an engine call."""
-    tokens: Weight = 0.0
-    """Price of a token that the model writes."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class RLRecipe:
     """Keys of stage rl. A rollout is a question that a strategy answers with sampled tokens."""
 
@@ -128,10 +105,14 @@ class RLRecipe:
     max_context: Count | None = None
     """With engine vllm: tokens of the longest prompt and its continuation. null: the model's own limit, for which
     the key-value cache of a model with a long context may be too small."""
-    reward: RewardRecipe = field(default_factory=RewardRecipe)
-    """Weights of the reward's parts."""
-    price: PriceRecipe = field(default_factory=PriceRecipe)
-    """Prices, which are subtracted."""
+    reward: dict[str, Weight] = field(default_factory=lambda: {"exact_match": 1.0})
+    """Weights of what a rollout is rewarded for: exact_match (an answer that equals an accepted one), f1 (of the
+    answer's tokens), format (a transcript that the model ended by itself), or module:function, which gets a
+    question and a trajectory. A part that is not named has no weight."""
+    price: dict[str, Weight] = field(default_factory=dict)
+    """What a rollout pays, in units of the reward: for each of its retrievals (queries to the retriever), calls (of
+    the engine) and tokens (that the model writes), or by module:function. A sweep over rl.price.retrievals draws
+    the frontier of accuracy against retrievals."""
     credit: Literal["trajectory", "tree"] = "trajectory"
     """Advantage of a token. trajectory: that of its rollout in its group, for all tokens (GRPO). tree: the same,
     except at decisions: at the states that a question's rollouts visit, both decisions are rolled out, and the
@@ -316,6 +297,7 @@ class TrainRecipe:
                 "rl.credit=tree: compares differences of rewards across questions, which cannot be divided by each "
                 "question's deviation; set rl.scale=none"
             )
+        Rewards(self.rl.reward, self.rl.price)
         rollouts = self.global_batch or self.batch_size * self.gradient_accumulation
         if rollouts % self.rl.group:
             raise UserError(

@@ -33,6 +33,7 @@ from rag_train.retrieval.base import identity as retriever_identity
 from rag_train.retrieval.open import open_retriever
 from rag_train.training.recipe import TrainRecipe
 from rag_train.training.result import RESULT, TrainResult
+from rag_train.training.rl.rewards import Rewards
 
 IDENTITY = "run.json"
 CONFIGS = ("config.json", "adapter_config.json")
@@ -210,6 +211,7 @@ def _identity(recipe: TrainRecipe, output_dir: Path) -> dict[str, Any]:
     more: dict[str, Any] = {}
     if recipe.rl:
         more["retriever"] = retriever_identity(open_retriever(recipe.rl.index))
+        more["rewards"] = Rewards(recipe.rl.reward, recipe.rl.price).own_code()
     base, adapter = base_of(recipe.model)
     if adapter:
         more["base_sha256"] = weights_sha256(base)
@@ -265,7 +267,7 @@ def _require_same_run(output_dir: Path, identity: dict[str, Any]) -> None:
     defaults = {field.name: field.default for field in fields(TrainRecipe) if field.name in identity["recipe"]}
     differing = list(_differences(defaults | before.pop("recipe"), identity["recipe"]))
     differing += [
-        f"the contents of {name.removesuffix('_sha256')}" for name in before if before[name] != identity[name]
+        f"the contents of {name.removesuffix('_sha256')}" for name in before if before[name] != identity.get(name)
     ]
     if differing:
         raise UserError(
@@ -347,10 +349,10 @@ def load_data(recipe: TrainRecipe):
     ):
         if not valid:
             raise UserError(f"model {recipe.model}: the tokenizer {problem}")
-    if recipe.stage == "rl":
+    if recipe.rl:
         from rag_train.training.rl.trainer import question_rows
 
-        return tokenizer, *question_rows(recipe.data, tokenizer)
+        return tokenizer, *question_rows(recipe.data, tokenizer, Rewards(recipe.rl.reward, recipe.rl.price))
     rows, report = _read(recipe, recipe.data, tokenizer, balance=recipe.balance)
     largest = largest_token(rows)
     vocabulary = model_config(recipe).get_text_config().vocab_size

@@ -28,7 +28,7 @@ from rag_train.strategies.deeprag import DeepRAG
 from rag_train.strategies.dualrag import DualRAG
 from rag_train.strategies.planrag import PlanRAG
 from rag_train.training.recipe import RLRecipe
-from rag_train.training.rl.rewards import total, weights
+from rag_train.training.rl.rewards import Rewards
 from rag_train.training.rl.rows import Row, Turn, encode_rollout
 
 
@@ -88,8 +88,8 @@ class Branch:
 
 @dataclass
 class Rollout:
-    """A sampled trajectory, its reward, its row, the tokens that the engine read and wrote for it, and those of its
-    decisions that were tried both ways.
+    """A sampled trajectory, its reward, its row, the tokens that the engine read and wrote for it, those of its
+    decisions that were tried both ways, and the parts of its reward by name.
 
     The tokens of the tries at a state count for one of the rollouts that visit it.
     """
@@ -100,6 +100,7 @@ class Rollout:
     read: int
     written: int
     branches: list[Branch] = field(default_factory=list)
+    parts: dict[str, float] = field(default_factory=dict)
 
     def pay(self, spent: Sequence[Usage]) -> None:
         """Add the tokens of calls."""
@@ -115,7 +116,7 @@ class Rollouts:
         self._llm = llm
         self._retriever = retriever
         self._max_tokens = max_tokens
-        self._weights = weights(recipe)
+        self._rewards = Rewards(recipe.reward, recipe.price)
 
     async def sample(self, questions: Sequence[Question], seed: str, first: int = 0) -> list[Rollout]:
         """Answer all questions at the same time. The same ``seed`` and weights give the same rollouts.
@@ -144,7 +145,8 @@ class Rollouts:
                 f"question {question.id!r}: its prompt is refused ({trajectory.error}); remove it from data"
             )
         row = encode_rollout(self._llm.tokenizer, self._trained(sampler.turns, seed), self._max_tokens)
-        rollout = Rollout(trajectory, total(question, trajectory, self._weights), row, 0, 0)
+        parts = self._rewards.measure(question, trajectory)
+        rollout = Rollout(trajectory, self._rewards.total(parts), row, 0, 0, parts=parts)
         rollout.pay(spent)
         return rollout
 
@@ -192,7 +194,8 @@ class Rollouts:
             sampler = Sampler(self._llm, self._recipe.temperature, f"{seed}/{decision}/{k}", spent)
             work = self._deeprag(sampler).branch(question, before, subquery, decision)
             begun = [*before, Step(subquery=subquery, decision=decision)]
-            return total(question, await self._answered(question, work, sampler, begun), self._weights)
+            trajectory = await self._answered(question, work, sampler, begun)
+            return self._rewards.total(self._rewards.measure(question, trajectory))
 
         tries = [(decision, k) for decision in Decision for k in range(self._recipe.branches)]
         rewards = await together(value(decision, k) for decision, k in tries)

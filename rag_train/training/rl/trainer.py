@@ -39,7 +39,7 @@ from rag_train.training.recipe import TrainRecipe
 from rag_train.training.rl.ahead import Background, Begun, Foreseen
 from rag_train.training.rl.logprobs import tree_logprobs
 from rag_train.training.rl.policy import Policy, SharedPolicy, VLLMPolicy, generating
-from rag_train.training.rl.rewards import PARTS, weights
+from rag_train.training.rl.rewards import Rewards
 from rag_train.training.rl.rollouts import Rollout, Rollouts
 from rag_train.training.setup import model_config, starting_point, trainer_arguments
 from rag_train.training.tree import attention_for_trees
@@ -56,8 +56,9 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
 
     def __init__(self, recipe: TrainRecipe, retriever: AsyncRetriever, checkpoints: Path, **arguments: Any):
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is pinned with TRL's version
-        super().__init__(reward_funcs=[_reward(name) for name in PARTS], rollout_func=self._roll_out, **arguments)
         assert recipe.rl is not None
+        parts = [_part(name) for name in Rewards(recipe.rl.reward, recipe.rl.price).weights]
+        super().__init__(reward_funcs=parts, rollout_func=self._roll_out, **arguments)
         self._recipe = recipe.rl
         self._background = Background()  # the event loop of the engine and of all rollouts
         self._policy = self._background.run(self._start(recipe, checkpoints))
@@ -117,7 +118,7 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
             "completion_ids": [row.completion_ids for row in rows],
             "logprobs": [row.logprobs for row in rows],
             "env_mask": [row.trained for row in rows],
-            "trajectory": [rollout.trajectory for rollout in self._made],
+            "parts": [rollout.parts for rollout in self._made],
         }
 
     def _begin(self, prompts: list[str], step: int) -> Begun:
@@ -321,12 +322,11 @@ def _measures(totals: Mapping[str, float]) -> dict[str, float]:
     } | {name: totals[total] / totals[count] for name, (total, count) in tried.items() if totals[count]}
 
 
-def _reward(name: str) -> Any:
-    """Return a part of the reward as TRL calls it."""
+def _part(name: str) -> Any:
+    """Return a part of the reward as TRL calls it; `Rollouts` has computed it."""
 
-    def part(prompts: list[str], trajectory: list[Any], **_: Any) -> list[float]:
-        questions = map(Question.model_validate_json, prompts)
-        return [PARTS[name](question, each) for question, each in zip(questions, trajectory, strict=True)]
+    def part(parts: list[dict[str, float]], **_: Any) -> list[float]:
+        return [each[name] for each in parts]
 
     part.__name__ = name
     return part
@@ -394,9 +394,13 @@ class StopCollapsed(TrainerCallback):
                 )
 
 
-def question_rows(path: Path, tokenizer: Any) -> tuple[Dataset, DataReport]:
-    """Return a row for each question of a question set. The report counts the tokens of the questions."""
+def question_rows(path: Path, tokenizer: Any, rewards: Rewards) -> tuple[Dataset, DataReport]:
+    """Return a row for each question of a question set. The report counts the tokens of the questions.
+
+    Raises UserError if a question lacks what the ``rewards`` need.
+    """
     questions = load_questions(path, unanswerable="skip")
+    rewards.check(questions)
     tokens = sum(len(ids) for ids in tokenizer([question.question for question in questions])["input_ids"])
     rows = Dataset.from_dict({"prompt": [question.model_dump_json() for question in questions]})
     return rows, DataReport(examples=len(questions), tokens=tokens)
@@ -436,7 +440,7 @@ def rl_trainer(
         steps_per_generation=recipe.gradient_accumulation * settings.updates,
         max_completion_length=recipe.max_tokens,
         temperature=settings.temperature,
-        reward_weights=[weights(settings)[name] for name in PARTS],
+        reward_weights=list(Rewards(settings.reward, settings.price).weights.values()),
         scale_rewards=settings.scale,
         loss_type=settings.loss,
         epsilon=settings.clip_low,

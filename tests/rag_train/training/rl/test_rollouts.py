@@ -15,7 +15,7 @@ from rag_train.llm.base import Abilities, Completion, Sampling, TokenLogprob, Us
 from rag_train.schema import Decision, Passage, Question, Step
 from rag_train.strategies.base import Kit
 from rag_train.strategies.deeprag import DeepRAG
-from rag_train.training.recipe import PriceRecipe, RLRecipe
+from rag_train.training.recipe import RLRecipe
 from rag_train.training.rl.rollouts import Branch, Rollout, Rollouts
 
 QUESTION = Question(id="q", question="Where was he born?", answers=["Rome"])
@@ -54,7 +54,7 @@ def sample(first: str, n: int = 1, limit: int = 10**6, **keys: Any) -> tuple[lis
 
 
 def test_a_rollout_is_the_strategys_trajectory_and_its_reward():
-    [rollout], _, found = sample(ASK + deeprag.SEARCH, price=PriceRecipe(retrievals=0.25))
+    [rollout], _, found = sample(ASK + deeprag.SEARCH, price={"retrievals": 0.25})
     assert (rollout.trajectory.answer, rollout.trajectory.retrievals, found.queries) == ("Rome", 1, ["Who?"])
     assert rollout.reward == 0.75 and not rollout.branches
     assert (rollout.read, rollout.written) == (20, sum(call.completion_tokens for call in rollout.trajectory.calls))
@@ -77,7 +77,7 @@ def test_calls_are_sampled_each_with_its_own_seed():
 )
 def test_both_decisions_are_tried_at_a_state(first: str, taken: list[float], other: list[float]):
     """Only a passage tells the answer, at a price."""
-    [rollout], engine, _ = sample(first, credit="tree", branches=3, price=PriceRecipe(retrievals=0.25))
+    [rollout], engine, _ = sample(first, credit="tree", branches=3, price={"retrievals": 0.25})
     assert rollout.branches == [Branch(0, taken, other)]
     assert rollout.branches[0].advantage == taken[0] - other[0]
     assert rollout.read == 10 * len(engine.samplings) == 10 * (len(rollout.trajectory.calls) + 6)
@@ -131,7 +131,7 @@ def test_a_search_costs_one_call_more_than_no_search():
 
 def test_a_transcript_that_becomes_too_long_fails_and_pays_for_what_it_did():
     first = f"{ASK}{deeprag.INTERMEDIATE} he\n{ASK}{deeprag.SEARCH}"
-    [rollout], _, _ = sample(first, limit=150, price=PriceRecipe(calls=0.5))
+    [rollout], _, _ = sample(first, limit=150, price={"calls": 0.5})
     assert (rollout.reward, rollout.trajectory.error) == (-0.5, "too long")
     assert sum(rollout.row.trained) > 10
     with pytest.raises(UserError, match=r"question 'q': its prompt is refused \(too long\); remove it"):
@@ -151,7 +151,7 @@ class Plans(Writes):
 
 
 def test_the_plan_alone_is_sampled_and_trained():
-    recipe = RLRecipe(index="", instructions=False, strategy="planrag", price=PriceRecipe(retrievals=0.25))
+    recipe = RLRecipe(index="", instructions=False, strategy="planrag", price={"retrievals": 0.25})
     engine, found = Plans(""), Found([Passage(id="p", title="T", text="He is of Rome.")])
     [rollout] = asyncio.run(Rollouts(recipe, engine, found, 999).sample([QUESTION], "seed"))
     assert (rollout.reward, rollout.trajectory.answer, found.queries) == (0.75, "Rome", ["Who is he?"])
@@ -184,7 +184,7 @@ class Thinks(Writes):
 
 
 def test_one_call_of_dualrags_modules_is_trained_at_random():
-    recipe = RLRecipe(index="", instructions=False, strategy="dualrag", price=PriceRecipe(retrievals=0.25))
+    recipe = RLRecipe(index="", instructions=False, strategy="dualrag", price={"retrievals": 0.25})
     engine, found = Thinks(""), Found([Passage(id="p", title="T", text="He is of Rome.")])
     made = asyncio.run(Rollouts(recipe, engine, found, 999).sample([QUESTION] * 40, "seed"))
     assert [(each.reward, each.trajectory.answer, len(each.trajectory.calls)) for each in made] == [

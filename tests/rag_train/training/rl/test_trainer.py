@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -21,8 +22,9 @@ from rag_train.llm.transformers import TransformersEngine
 from rag_train.retrieval.index.bm25_build import build_bm25
 from rag_train.schema import Decision, Passage, Question, Step, Trajectory
 from rag_train.training.plan import plan
-from rag_train.training.recipe import LoraRecipe, PriceRecipe, RewardRecipe, RLRecipe, TrainRecipe
+from rag_train.training.recipe import LoraRecipe, RLRecipe, TrainRecipe
 from rag_train.training.rl.policy import VLLMPolicy
+from rag_train.training.rl.rewards import PARTS, Rewards
 from rag_train.training.rl.rollouts import Branch, Rollout
 from rag_train.training.rl.rows import Row, encode_rollout
 from rag_train.training.rl.trainer import Collapsed, RolloutTrainer, question_rows, rl_trainer, token_advantages
@@ -30,7 +32,8 @@ from rag_train.training.run import train
 from rag_train.worlds.mini.world import World
 
 QUESTIONS = [Question(id=str(i), question=f"Where was {i} born?", answers=["Rome"]) for i in range(16)]
-COSTS = {"reward": RewardRecipe(exact_match=0), "price": PriceRecipe(tokens=0.01)}
+EMPTY = Trajectory(question_id="", question="", strategy="")
+COSTS: dict[str, Any] = {"reward": {"exact_match": 0}, "price": {"tokens": 0.01}}
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +55,14 @@ def recipe_for(world: Path, output: Path, **keys: Any) -> TrainRecipe:
     return recipe_in(world, output, **keys)
 
 
+def made_of(row: Row, trajectory: Trajectory, reward: float, *branches: Branch) -> Rollout:
+    parts = dict.fromkeys(PARTS, 0.0) | {"exact_match": reward}
+    return Rollout(trajectory, reward, replace(row), 1, 1, list(branches), parts)
+
+
 def rollout(reward: float, *branches: Branch, decisions: dict[int, int] | None = None) -> Rollout:
     row = Row([1], [2, 3, 4], [1, 0, 1], [-1.0, 0.0, -1.0], decisions or {})
-    return Rollout(Trajectory(question_id="", question="", strategy=""), reward, row, 0, 0, list(branches))
+    return Rollout(EMPTY, reward, row, 0, 0, list(branches))
 
 
 # -- advantages ------------------------------------------------------------------------------------------
@@ -85,7 +93,7 @@ def test_equal_rewards_give_no_advantage(branches: list[Branch]):
 def hand_made(monkeypatch: pytest.MonkeyPatch, recipe: TrainRecipe, checkpoints: Path, made: list[Rollout]):
     """A trainer and its batch of the rollouts ``made``."""
     checkpoints.mkdir()
-    rows, _ = question_rows(recipe.data, TOKENIZER)
+    rows, _ = question_rows(recipe.data, TOKENIZER, Rewards({}, {}))
     trainer = rl_trainer(recipe, rows, TOKENIZER, checkpoints)
 
     async def sample(questions: list[Question], seed: str, first: int) -> list[Rollout]:
@@ -106,8 +114,7 @@ def test_only_sampled_tokens_of_groups_with_different_rewards_have_a_gradient(
     assert 0 in row.trained[1:-1]
     answers = ["Rome", "Oslo", "Oslo", "Oslo"]
     made = [
-        Rollout(t, float(t.answer == "Rome"), replace(row), 1, 1)
-        for t in (Trajectory(question_id="", question="", strategy="", answer=answer) for answer in answers)
+        made_of(row, EMPTY.model_copy(update={"answer": answer}), float(answer == "Rome")) for answer in answers
     ]
     recipe = recipe_for(world, tmp_path / "out", group=2)
     trainer, batch = hand_made(monkeypatch, recipe, tmp_path / "checkpoints", made)
@@ -131,8 +138,7 @@ def test_gap_between_engine_and_trainer_is_logged_and_its_weight_limited(
     """The engine of these rollouts claims log-probabilities that the trainer's model does not have."""
     row = encode_rollout(TOKENIZER, searched(), 999)
     row.logprobs = [-99.0 * flag for flag in row.trained]
-    empty = Trajectory(question_id="", question="", strategy="")
-    made = [Rollout(empty, reward, replace(row), 1, 1) for reward in (0.0, 1.0)]
+    made = [made_of(row, EMPTY, reward) for reward in (0.0, 1.0)]
     recipe = recipe_for(world, tmp_path / "out", group=2, correction=1.5)
     trainer, batch = hand_made(monkeypatch, recipe, tmp_path / "checkpoints", made)
     weights = batch["importance_sampling_ratio"][:, : len(row.trained)]
@@ -150,12 +156,10 @@ def test_measures_of_the_decisions_are_without_the_noise_of_single_rollouts(
 ):
     """The other decision is right half of the time, and so is the decision taken, or always: all equally likely
     outcomes of two rollouts of each."""
-    trajectory = Trajectory(
-        question_id="", question="", strategy="", steps=[Step(subquery="?", decision=Decision(decision))]
-    )
+    trajectory = EMPTY.model_copy(update={"steps": [Step(subquery="?", decision=Decision(decision))]})
     row = encode_rollout(TOKENIZER, searched(), 999)
     coins = product(taken, taken, (0, 1), (0, 1))
-    made = [Rollout(trajectory, 0.0, replace(row), 1, 1, [Branch(0, [a, b], [c, d])]) for a, b, c, d in coins]
+    made = [made_of(row, trajectory, 0.0, Branch(0, [a, b], [c, d])) for a, b, c, d in coins]
     recipe = recipe_for(world, tmp_path / "out", group=2)
     trainer, _ = hand_made(monkeypatch, recipe, tmp_path / "checkpoints", made)
     found = trainer._metrics["train"]
@@ -280,7 +284,7 @@ def test_a_price_lowers_the_retrieval_rate(
     monkeypatch.setattr("rag_train.training.rl.policy.serves_adapters", lambda: adapters)
     write(tmp_path / "rl.jsonl", [q for q in mini_world.questions("train") if q.hops == 2][:24])
     build_bm25(mini_world.corpus(), tmp_path / "index")
-    costs = {"reward": RewardRecipe(exact_match=0), "price": PriceRecipe(retrievals=1), "credit": credit}
+    costs = {"reward": {"exact_match": 0}, "price": {"retrievals": 1}, "credit": credit}
     costs |= {"scale": "none" if credit == "tree" else "group"}
     sizes = {"branches": 1, "group": 4, "call_tokens": 48, "max_tokens": 512, "batch_size": 8}
     recipe = recipe_for(tmp_path, tmp_path / "out", **costs, **sizes, **keys)
@@ -315,7 +319,7 @@ def test_two_processes_train_as_one(mini_world: World, mini_model: Path, tmp_pat
         "credit": "tree",
         "scale": "none",
         "branches": 1,
-        "price": PriceRecipe(retrievals=0.5),
+        "price": {"retrievals": 0.5},
         "call_tokens": 48,
     }
     keys |= {"max_tokens": 512, "batch_size": 8, "gradient_accumulation": 1, "global_batch": 16, "epochs": 1}
@@ -372,7 +376,7 @@ def test_a_run_killed_after_its_last_checkpoint_makes_no_other_step(
 
     monkeypatch.setattr(RolloutTrainer, "_roll_out", roll_out)
     recipe = recipe_for(world, tmp_path / "out", budget=budget)
-    rows, _ = question_rows(recipe.data, TOKENIZER)
+    rows, _ = question_rows(recipe.data, TOKENIZER, Rewards({}, {}))
     trainer = rl_trainer(recipe, rows, TOKENIZER, tmp_path / "checkpoints")
     trainer.state.global_step, trainer.state.train_batch_size = 2, recipe.batch_size
     trainer.state.log_history = [{"step": step, "engine/read": 40, "engine/written": 10} for step in (1, 2)]
@@ -381,6 +385,24 @@ def test_a_run_killed_after_its_last_checkpoint_makes_no_other_step(
     with suppress(Killed):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoints/checkpoint-2"))
     assert (trainer.state.global_step, len(begun)) == (2, steps)
+
+
+@pytest.mark.slow
+def test_a_reward_of_the_users_own_is_logged_trained_and_belongs_to_the_run(
+    world: Path, tmp_path: Path, monkeypatch
+):
+    (tmp_path / "my_rewards.py").write_text(
+        "def length(question, trajectory):\n    return len(str(trajectory.answer))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = recipe_for(world, tmp_path / "out", reward={"my_rewards:length": 0.5}, save_steps=2)
+    kill_at(monkeypatch, recipe, 3)
+    first = metrics(tmp_path / "out")[0]
+    assert first["reward"] == pytest.approx(0.5 * first["rewards/my_rewards:length/mean"]) and first["reward"] > 0
+    monkeypatch.delitem(sys.modules, "my_rewards")
+    (tmp_path / "my_rewards.py").write_text("def length(question, trajectory):\n    return 1\n")
+    with pytest.raises(UserError, match="holds a run that differs in the contents of rewards"):
+        train(recipe)
 
 
 @pytest.mark.slow
@@ -426,14 +448,14 @@ def test_refuses_few_questions_and_sharded_weights(world: Path, tmp_path: Path, 
         train(few)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     recipe = recipe_for(world, tmp_path / "out")
-    rows, _ = question_rows(recipe.data, TOKENIZER)
+    rows, _ = question_rows(recipe.data, TOKENIZER, Rewards({}, {}))
     with pytest.raises(UserError, match=r"stage rl: every process samples with the whole model.* use launch/accel"):
         rl_trainer(recipe, rows, TOKENIZER, tmp_path)
 
 
 def test_plan_counts_whole_generations_and_the_longest_rollouts(world: Path, tmp_path: Path):
     recipe = recipe_for(world, tmp_path / "out")
-    rows, report = question_rows(recipe.data, TOKENIZER)
+    rows, report = question_rows(recipe.data, TOKENIZER, Rewards({}, {}))
     planned = plan(recipe, rows, report)
     assert planned.steps == 4
     assert planned.epoch.largest[0].tokens == recipe.batch_size * recipe.max_tokens
