@@ -19,9 +19,9 @@ from rag_train.llm.engines import EngineConfig
 def gpus_of(recipe: Any) -> int:
     """Return the GPUs that the engine of a recipe's shard takes: none if a server has the model, or without one."""
     engine: EngineConfig | None = getattr(recipe, "engine", None)
-    if engine is None or engine.kind in ("openai", "chat") or not getattr(recipe, "model", None):
+    if engine is None or not getattr(recipe, "model", None):
         return 0
-    return engine.tensor_parallel
+    return engine.gpus
 
 
 def synthesize_on_ray(

@@ -137,7 +137,7 @@ def load_recipe(cls: type[T], path: str | Path, overrides: Sequence[str] = ()) -
             value = parse_yaml(text)
         except yaml.YAMLError as error:
             raise UserError(f"override {_cut(override)!r}: the value is not plain YAML; quote it") from error
-        _assign(data, key.split("."), value, override)
+        assign(data, key.split("."), value, override)
         places[key] = f"override {override!r}"
         for parent in _parents(key):
             places.setdefault(parent, places[key])
@@ -196,6 +196,8 @@ def type_name(hint: Any) -> str:
         return "|".join(a if isinstance(a, str) else json.dumps(a) for a in arguments)
     if get_origin(hint) in (Union, types.UnionType):
         return " or ".join(type_name(a) for a in arguments)
+    if get_origin(hint) is dict:
+        return "mapping"
     if get_origin(hint) in (list, tuple):
         return f"list of {type_name(arguments[0])}"
     if hint is types.NoneType:
@@ -242,7 +244,8 @@ def _locate(node: yaml.Node, prefix: str, path: Path, places: dict[str, str]) ->
             _locate(value_node, f"{key}.", path, places)
 
 
-def _assign(data: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
+def assign(data: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
+    """Set a nested key of ``data``. Raises UserError, with the ``override``, if a key in it has no nested keys."""
     for key in keys[:-1]:
         if data.get(key) is None:
             data[key] = {}

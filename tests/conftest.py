@@ -105,7 +105,7 @@ def mini_engine(runner: asyncio.Runner, mini_model: Path) -> Iterator[VLLMEngine
     from rag_train.llm.vllm import VLLMEngine
 
     async def start() -> VLLMEngine:
-        return VLLMEngine.start(str(mini_model), dtype="float32", max_lora_rank=4, kv_cache_bytes=2**29)
+        return VLLMEngine.start(str(mini_model), dtype="float32", max_lora_rank=4, kv_cache_memory_bytes=2**29)
 
     engine = runner.run(start())
     yield engine

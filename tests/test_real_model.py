@@ -124,7 +124,7 @@ def test_every_strategy_answers_or_says_what_was_cut(atlas: Atlas, trained: dict
 
 async def on_vllm(model: str, use: Callable[[VLLMEngine], Awaitable[T]], **settings: Any) -> T:
     """Start vLLM, use it and close it."""
-    engine = VLLMEngine.start(model, max_context=4096, **settings)
+    engine = VLLMEngine.start(model, max_model_len=4096, **settings)
     try:
         return await use(engine)
     finally:

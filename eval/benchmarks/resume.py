@@ -142,7 +142,7 @@ async def record(path: Path) -> None:
 
     _, model, questions = mini_world()
     answers: dict[tuple[str, Sampling], Completion] = {}
-    engine = VLLMEngine.start(str(model), dtype="float32", kv_cache_bytes=2**30)
+    engine = VLLMEngine.start(str(model), dtype="float32", kv_cache_memory_bytes=2**30)
     try:
         recorded: Any = Recorded(engine, answers)
         await search(recorded, questions[:QUESTIONS], path.with_name("recorded.jsonl"))

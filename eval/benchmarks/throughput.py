@@ -72,7 +72,7 @@ async def measure(options: argparse.Namespace) -> dict[str, dict[str, list[float
 
     _, model, questions = mini_world()
     asked = questions[: options.questions]
-    engine = VLLMEngine.start(str(model), dtype="float32", kv_cache_bytes=2**30)
+    engine = VLLMEngine.start(str(model), dtype="float32", kv_cache_memory_bytes=2**30)
     found: dict[str, dict[str, list[float]]] = {}
     try:
         with tempfile.TemporaryDirectory() as folder:

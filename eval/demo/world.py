@@ -114,7 +114,7 @@ def _open_miniworld(
         asked=multi_hop(world.questions(recipe.split))[: recipe.test_questions],
         model=extended,
         known=known,
-        engine={"dtype": "float32", "kv_cache_bytes": 2**29},
+        engine={"dtype": "float32", "kv_cache_memory_bytes": 2**29},
         chat_template=PLAIN,
         curves=[curve],
     )
@@ -154,7 +154,7 @@ def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path
         asked=asked,
         model=checkpoint_of(settings.model, work),
         known=known,
-        engine={"max_context": recipe.lessons.max_context if recipe.lessons else 2048},
+        engine={"max_model_len": recipe.lessons.max_context if recipe.lessons else 2048},
         instructed=("cot",),
         cold_start=ColdStartConfig(retrieve_share=settings.retrieve_share),
     )

@@ -57,7 +57,8 @@ Engine = Annotated[
     typer.Option(
         metavar="KIND[,KEY=VALUE...]",
         help="vllm, transformers, openai (a server's completions) or chat (chat completions of closed models), "
-        "with settings as in recipes, such as vllm,tensor_parallel=2 or chat,key=OPENAI_API_KEY.",
+        "with settings as in recipes, such as vllm,tensor_parallel=2 or chat,key=OPENAI_API_KEY, and vLLM's or the "
+        "server's own, such as vllm,extra.quantization=fp8.",
     ),
 ]
 Urls = Annotated[

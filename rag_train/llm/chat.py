@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ from rag_train.errors import PromptTooLong, Refused, UserError
 from rag_train.llm.base import Abilities, Completion, Sampling, TokenLogprob, Usage
 from rag_train.llm.control import defused
 from rag_train.llm.guide import conform, instruct, is_guided
-from rag_train.llm.problems import DOUBTFUL, Doubts, Rejected, names, refused
+from rag_train.llm.problems import DOUBTFUL, Doubts, Rejected, check_extra, names, refused
 from rag_train.llm.replicas import Answer, Replicas
 from rag_train.llm.replies import (
     SHORTEST_CONTEXT,
@@ -143,6 +143,7 @@ class ChatEngine:
         thinking: bool | None = None,
         thinking_tokens: int = 8192,
         prices: tuple[float, float] = (0.0, 0.0),
+        extra: Mapping[str, Any] | None = None,
     ):
         self.name = model
         self.abilities = Abilities(thinks=bool(thinking))
@@ -155,6 +156,7 @@ class ChatEngine:
         self._thinking = thinking
         self._thinking_tokens = thinking_tokens
         self._prices = prices
+        self._extra = dict(extra or {})
         self._refused: set[str] = set()
         self._continues = False
         self._guide = "json_schema"
@@ -219,10 +221,16 @@ class ChatEngine:
         """Give up the part of the protocol that ``error`` names. Raises ``error`` if it names none."""
         if isinstance(error, Rejected) and error.problem.status not in DOUBTFUL:
             raise error
-        named = [field for name, field in OPTIONAL.items() if field not in self._refused and names(error, name)]
+        known = OPTIONAL.keys() - self._extra.keys()
+        named = [
+            field
+            for name, field in OPTIONAL.items()
+            if name in known and field not in self._refused and names(error, name)
+        ]
         if self._guide != "none" and (names(error, "response_format") or names(error, "json_schema")):
             self._guide = {"json_schema": "json_object", "json_object": "none"}[self._guide]
         elif not named:
+            check_extra(error, self._extra)
             raise error
         elif named[0] == "chat_template_kwargs" and not self._thinking:
             raise UserError(f"engine.thinking: {error}; the server cannot switch thinking off")
@@ -344,7 +352,10 @@ class ChatEngine:
         if fields.get("continue_final_message"):
             fields["add_generation_prompt"] = False
         fields |= {limit: self._limit(sampling), "model": self.name, "messages": messages}
-        return {name: value for name, value in fields.items() if value is not None}
+        sent = {name: value for name, value in fields.items() if value is not None} | self._extra
+        if template := fields.get("chat_template_kwargs"):
+            sent["chat_template_kwargs"] = template | self._extra.get("chat_template_kwargs", {})
+        return sent
 
     def _limit(self, sampling: Sampling) -> int:
         """Return the number of tokens to write, with those of thoughts."""

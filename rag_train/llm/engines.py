@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cache
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -21,131 +23,192 @@ from rag_train.llm import guide
 from rag_train.llm.base import LLM, Abilities, Completion, EngineError, Sampling
 from rag_train.llm.checkpoint import base_of, check_adapter
 from rag_train.llm.timeout import Timed
-from rag_train.recipe import Count, type_name
+from rag_train.recipe import Count, assign, parse_yaml, type_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Dollars = Annotated[float, Field(ge=0)]
+Kind = Literal["vllm", "transformers", "openai", "chat"]
+SERVERS: tuple[Kind, ...] = ("openai", "chat")
+
+
+@dataclass(frozen=True)
+class For:
+    """What a setting is for.
+
+    Attributes:
+        engines: the engines that have it.
+        argument: its name among the arguments of vLLM's engine.
+        changes_answers: whether answers depend on it.
+    """
+
+    engines: tuple[Kind, ...] = get_args(Kind)
+    argument: str = ""
+    changes_answers: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """The engine that serves the model, and its settings, with the engines that have them."""
 
-    kind: Literal["vllm", "transformers", "openai", "chat"] = "vllm"
+    kind: Kind = "vllm"
     """vllm: in-process vLLM, with continuous batching and prefix caching; transformers: for models that vLLM cannot
     load; openai: servers with OpenAI's completions, such as `vllm serve`; chat: servers with chat completions only,
     such as those of closed models."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], For(("vllm", "transformers"), argument="dtype")
+    ] = "auto"
     """Number format of the weights; auto: the format in which they were saved, but float32 on processors without
     instructions for bf16, where that is many times slower (vllm, transformers)."""
-    max_context: Count | None = None
+    max_context: Annotated[Count | None, For(("vllm",), argument="max_model_len")] = None
     """Maximum length of prompt and continuation in tokens; null: the model's own limit (vllm)."""
-    max_lora_rank: Count | None = None
+    max_lora_rank: Annotated[Count | None, For(("vllm",), argument="max_lora_rank", changes_answers=False)] = None
     """Maximum rank of the LoRA adapters that calls may select; null: that of the adapters given as models
     (vllm)."""
-    tensor_parallel: Count = 1
+    tensor_parallel: Annotated[Count, For(("vllm",), argument="tensor_parallel_size", changes_answers=False)] = 1
     """Number of GPUs that share the weights (vllm)."""
-    gpu_memory: Annotated[float, Field(gt=0, le=1)] | None = None
+    gpu_memory: Annotated[
+        Annotated[float, Field(gt=0, le=1)] | None,
+        For(("vllm",), argument="gpu_memory_utilization", changes_answers=False),
+    ] = None
     """Share of the GPU's memory that the engine may use; null: an equal part of 0.9 for each of several engines, or
     vLLM's default for one (vllm)."""
-    max_sequences: Count = 256
+    max_sequences: Annotated[Count, For(("vllm", *SERVERS), argument="max_num_seqs", changes_answers=False)] = 256
     """Maximum number of calls in flight, on each server if there are several (vllm, openai, chat)."""
-    urls: list[str] = field(default_factory=list)
+    urls: Annotated[list[str], For(SERVERS)] = field(default_factory=list)
     """Addresses of the servers, which all serve the same model under the name given as model (openai, chat)."""
-    key: str | None = None
+    key: Annotated[str | None, For(SERVERS, changes_answers=False)] = None
     """Name of the environment variable with the servers' API key, such as OPENAI_API_KEY; null: none is sent
     (openai, chat)."""
-    tokenizer: str | None = None
+    tokenizer: Annotated[str | None, For(("vllm", "transformers", "openai"), argument="tokenizer")] = None
     """Directory or hub name of the model's tokenizer; null: the model's own (vllm, transformers, openai)."""
     thinking: bool | None = None
     """Whether a thinking model thinks before it answers; null: as its chat template says, and with chat with
     tokens for its thoughts if it is found to think. true only with chat: the other engines begin the model's answer
     for it (vllm, transformers, openai, chat)."""
-    thinking_tokens: Count = 8192
+    thinking_tokens: Annotated[Count, For(("chat",))] = 8192
     """Number of tokens for the thoughts of a model that thinks, in addition to those of its answer (chat)."""
-    timeout: Annotated[float, Field(gt=0)] = 600.0
+    timeout: Annotated[float, Field(gt=0), For(changes_answers=False)] = 600.0
     """Time limit of a call in seconds. A call that takes longer fails (vllm, transformers, openai, chat)."""
-    requests_per_minute: Count | None = None
+    requests_per_minute: Annotated[Count | None, For(SERVERS, changes_answers=False)] = None
     """Maximum number of calls a minute; null: no limit (openai, chat)."""
-    tokens_per_minute: Count | None = None
+    tokens_per_minute: Annotated[Count | None, For(SERVERS, changes_answers=False)] = None
     """Maximum number of tokens a minute, of prompts and answers; null: no limit (openai, chat)."""
-    input_price: Dollars = 0.0
+    input_price: Annotated[Dollars, For(("chat",), changes_answers=False)] = 0.0
     """Dollars for a million tokens of prompts; with prices, the cost is printed at the end (chat)."""
-    output_price: Dollars = 0.0
+    output_price: Annotated[Dollars, For(("chat",), changes_answers=False)] = 0.0
     """Dollars for a million tokens of answers (chat)."""
-    cache: Path | None = None
+    cache: Annotated[Path | None, For(changes_answers=False)] = None
     """File that keeps all answers, so that no call is made twice; null: none (vllm, transformers, openai, chat)."""
+    extra: Annotated[dict[str, Any], For(("vllm", *SERVERS))] = field(default_factory=dict)
+    """Further settings under their own names: arguments of vLLM's engine, such as quantization (vllm), or fields of
+    each request, such as min_p (openai, chat)."""
 
     def __post_init__(self) -> None:
-        """Raise UserError for a setting that the engine does not have."""
-        for name, kinds in _ONLY.items():
-            default = [] if name == "urls" else type(self).__dataclass_fields__[name].default
-            if self.kind not in kinds and getattr(self, name) != default:
-                raise UserError(
-                    f"engine.{name}: only for the engine {' or '.join(kinds)}, not {self.kind}; remove it"
-                )
+        """Raise UserError for a setting that the engine does not have, or that belongs to another key."""
+        of = _settings()
+        for each in fields(self):
+            default = each.default if each.default_factory is MISSING else each.default_factory()
+            if self.kind not in of[each.name].engines and getattr(self, each.name) != default:
+                engines = " or ".join(of[each.name].engines)
+                raise UserError(f"engine.{each.name}: only for the engine {engines}, not {self.kind}; remove it")
         if self.thinking and self.kind != "chat":
             raise UserError(f"engine.thinking: true only with the engine chat, not {self.kind}; remove it")
+        own = {setting.argument: f"set by engine.{name}" for name, setting in of.items()} | _ARGUMENTS
+        for key, value in self.extra.items():
+            if reason := (own if self.kind == "vllm" else _FIELDS).get(key):
+                raise UserError(f"engine.extra.{key}: {reason}; remove it")
+            if key == "chat_template_kwargs":
+                if self.kind == "openai":
+                    raise UserError(
+                        f"engine.extra.{key}: the template is filled in here, not by the server; remove it"
+                    )
+                if not isinstance(value, dict) or "enable_thinking" in value:
+                    raise UserError(
+                        f"engine.extra.{key}: not a mapping without enable_thinking; set engine.thinking"
+                    )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of vLLM's engine."""
+        named = {each.argument: getattr(self, name) for name, each in _settings().items() if each.argument}
+        return named | self.extra
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs that the engine takes: none if a server has the model."""
+        shards = [self.extra.get(f"{way}_parallel_size", 1) for way in ("pipeline", "data")]
+        return 0 if self.kind in SERVERS else self.tensor_parallel * prod(shards)
 
     @property
     def identity(self) -> dict[str, Any]:
         """The settings that answers depend on. The addresses belong to them, because servers may have different
         models under one name, and so do the words that ask for a format."""
-        settings = {name: value for name, value in asdict(self).items() if name not in _INDIFFERENT}
+        changing = [name for name, each in _settings().items() if each.changes_answers]
+        settings = {name: getattr(self, name) for name in changing}
         if self.tokenizer:
             settings["tokenizer"] = tokenizer_identity(self.tokenizer)
-        if self.kind in ("openai", "chat"):
+        if self.kind in SERVERS:
             settings |= {"urls": sorted(map(masked, self.urls)), "guide": code(guide)}
         return settings
 
 
-_INDIFFERENT = {
-    *("max_lora_rank", "tensor_parallel", "gpu_memory", "max_sequences", "key", "timeout", "requests_per_minute"),
-    *("tokens_per_minute", "input_price", "output_price", "cache"),
-}
-"""Settings that make no difference to an answer."""
+@cache
+def _settings() -> dict[str, For]:
+    """Return what each setting is for."""
+    hints = get_type_hints(EngineConfig, include_extras=True)
+    return {
+        name: next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, For)), For())
+        for name, hint in hints.items()
+    }
 
-_ONLY = {
-    "dtype": ("vllm", "transformers"),
-    "max_context": ("vllm",),
-    "max_lora_rank": ("vllm",),
-    "tensor_parallel": ("vllm",),
-    "gpu_memory": ("vllm",),
-    "max_sequences": ("vllm", "openai", "chat"),
-    "urls": ("openai", "chat"),
-    "key": ("openai", "chat"),
-    "tokenizer": ("vllm", "transformers", "openai"),
-    "requests_per_minute": ("openai", "chat"),
-    "tokens_per_minute": ("openai", "chat"),
-    "thinking_tokens": ("chat",),
-    "input_price": ("chat",),
-    "output_price": ("chat",),
+
+_ARGUMENTS = {
+    "model": "set by model",
+    "enable_lora": "set by engine.max_lora_rank",
+    "hf_token": "a secret, which belongs into the environment variable HF_TOKEN",
+    "trust_remote_code": "Python code of a model is never run",
 }
-"""The engines that have a setting, for those that not all have."""
+"""Arguments of vLLM's engine that are not passed through, and why."""
+_FIELDS = dict.fromkeys(
+    ("temperature", "top_p", "seed", "stop", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs"),
+    "set for each call by what makes it",
+) | dict.fromkeys(
+    (
+        *("model", "prompt", "messages", "response_format", "structured_outputs", "n", "best_of", "stream", "echo"),
+        *("tools", "continue_final_message", "add_generation_prompt", "include_stop_str_in_output"),
+        *("no_stop_trim", "return_token_ids", "return_tokens_as_token_ids"),
+    ),
+    "the engine sets it, to read the answer",
+)
+"""Fields of a request that are not passed through, and why."""
 
 
 def parse_settings(option: str, pairs: Iterable[str]) -> dict[str, Any]:
     """Return the settings of an engine given as ``KEY=VALUE``; ``urls`` may be repeated.
 
+    ``extra.KEY=VALUE`` gives one of the further settings, and ``extra.KEY.INNER=VALUE`` a part of it.
+
     Raises UserError if a key is unknown or a value has the wrong type; the message begins with ``option``.
     """
-    hints = get_type_hints(EngineConfig, include_extras=True)
+    hints, plain = get_type_hints(EngineConfig, include_extras=True), get_type_hints(EngineConfig)
     given: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
-        if not equals or key not in hints:
-            raise UserError(f"{option}: no setting {key!r}; an engine has {', '.join(hints)}")
-        several = get_origin(hints[key]) is list
-        hint = get_args(hints[key])[0] if several else hints[key]
+        name, *inner = key.split(".")
+        if not equals or name not in hints or (name == "extra") != bool(inner) or "" in inner:
+            known = ", ".join("extra.KEY" if name == "extra" else name for name in hints)
+            raise UserError(f"{option}: no setting {key!r}; an engine has {known}")
+        several = get_origin(plain[name]) is list
         try:
-            value = TypeAdapter(hint).validate_python(yaml.safe_load(text))
+            value = parse_yaml(text)
+            if not inner:
+                value = TypeAdapter(get_args(plain[name])[0] if several else hints[name]).validate_python(value)
         except (ValidationError, yaml.YAMLError):
-            raise UserError(
-                f"{option}: {key}={text} is not {type_name(get_type_hints(EngineConfig)[key])}"
-            ) from None
-        given[key] = [*given.get(key, []), value] if several else value
+            wanted = "plain YAML" if inner else type_name(plain[name])
+            raise UserError(f"{option}: {key}={text} is not {wanted}") from None
+        assign(given, [name, *inner], [*given.get(key, []), value] if several else value, pair)
     return given
 
 
@@ -216,9 +279,8 @@ async def _start(model: str, config: EngineConfig) -> LLM:
     if config.kind == "vllm":
         from rag_train.llm.vllm import VLLMEngine
 
-        names = ("max_context", "dtype", "max_lora_rank", "tensor_parallel", "gpu_memory", "max_sequences")
-        options = {name: getattr(config, name) for name in (*names, "tokenizer", "thinking")}
-        return Timed(VLLMEngine.start(model, **options), config.timeout)
+        engine = VLLMEngine.start(model, thinking=config.thinking, **config.arguments)
+        return Timed(engine, config.timeout)
     if config.kind == "transformers":
         from rag_train.llm.transformers import TransformersEngine
 
@@ -238,11 +300,13 @@ async def _connect(model: str, config: EngineConfig) -> LLM:
     options["max_in_flight"] = config.max_sequences
     if config.kind == "openai":
         tokenizer, thinking = config.tokenizer, config.thinking
-        engine = OpenAIEngine.start(config.urls, model, tokenizer=tokenizer, thinking=thinking, **options)
+        engine = OpenAIEngine.start(
+            config.urls, model, tokenizer=tokenizer, thinking=thinking, extra=config.extra, **options
+        )
     else:
         prices = (config.input_price, config.output_price)
         thoughts = {"thinking": config.thinking, "thinking_tokens": config.thinking_tokens}
-        engine = ChatEngine(Replicas(config.urls, **options), model, **thoughts, prices=prices)
+        engine = ChatEngine(Replicas(config.urls, **options), model, **thoughts, prices=prices, extra=config.extra)
     try:
         await asyncio.create_task(patiently(engine.probe()))
     except BaseException as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,7 +18,7 @@ from rag_train.llm.base import Abilities, Completion, EngineError, Sampling, Tok
 from rag_train.llm.checkpoint import encode, load_tokenizer
 from rag_train.llm.control import unmarked
 from rag_train.llm.guide import conform
-from rag_train.llm.problems import DOUBTFUL, Doubts, Rejected, describe, names, refused
+from rag_train.llm.problems import DOUBTFUL, Doubts, Rejected, check_extra, describe, names, refused
 from rag_train.llm.replicas import CONNECT_TIMEOUT, Answer, Replica, Replicas
 from rag_train.llm.replies import (
     SHORTEST_CONTEXT,
@@ -111,12 +111,14 @@ class OpenAIEngine:
         tokenizer: PreTrainedTokenizerBase,
         adapters: dict[str, str],
         context: int | None = None,
+        extra: Mapping[str, Any] | None = None,
     ):
         self.tokenizer = tokenizer
         self.name = Path(model).name
         self.abilities = Abilities()
         self._model = model
         self._context = context
+        self._extra = dict(extra or {})
         self._doubts = Doubts(lambda sampling: self._complete(_CONTROL, sampling))
         self._left_out: set[str] = set()
         """Fields that the server rejects."""
@@ -139,6 +141,7 @@ class OpenAIEngine:
         *,
         tokenizer: str | None = None,
         thinking: bool | None = None,
+        extra: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> OpenAIEngine:
         """Connect to running servers.
@@ -148,6 +151,7 @@ class OpenAIEngine:
             model: name under which every replica serves the model.
             tokenizer: directory or hub name of the model's tokenizer, if it is not ``model``.
             thinking: see `load_tokenizer`.
+            extra: further fields of each request.
             options: see `Replicas`.
 
         Raises:
@@ -164,7 +168,7 @@ class OpenAIEngine:
             raise UserError(f"{error}; give the tokenizer's directory as engine.tokenizer") from error
         lengths = [card.max_model_len for cards in served for card in cards if card.id == model]
         context = min((length for length in lengths if length), default=None)
-        return cls(replicas, model, loaded, everywhere, context)
+        return cls(replicas, model, loaded, everywhere, context, extra)
 
     async def probe(self) -> None:
         """Ask the servers with a few short calls what they can do, print it, and keep it.
@@ -228,9 +232,10 @@ class OpenAIEngine:
     def _do_without(self, error: Rejected | Refused) -> None:
         """Leave out what ``error`` names, or else what servers may not know; raise ``error`` if nothing is left."""
         left = [name for name in (*EXTENSIONS, *OPTIONAL) if name not in self._left_out]
-        named = [name for name in left if names(error, name)]
+        named = [name for name in left if name not in self._extra and names(error, name)]
         if isinstance(error, Rejected) and error.problem.status not in DOUBTFUL:
             raise error
+        check_extra(error, () if named else self._extra)
         if named:
             self._left_out.add(named[0])
         elif not self._as_text and _TEXT_ONLY.search(str(error)):
@@ -394,7 +399,8 @@ class OpenAIEngine:
             "return_token_ids": True,
             "return_tokens_as_token_ids": True if sampling.logprobs else None,
         }
-        return {name: value for name, value in body.items() if value is not None and name not in self._left_out}
+        sent = {name: value for name, value in body.items() if value is not None and name not in self._left_out}
+        return sent | self._extra
 
     def _adapter(self, place: str) -> str:
         """Return the name under which the servers serve the adapter ``place``, its name or directory there."""

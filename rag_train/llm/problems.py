@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,6 +74,13 @@ def names(error: Rejected | Refused, field: str) -> bool:
     """Whether an error names a field of the request. The request's prompt must not, which the error may quote."""
     fields = error.problem.fields if isinstance(error, Rejected) else ()
     return field in fields or bool(re.search(rf"\b{field}\b", str(error)))
+
+
+def check_extra(error: Rejected | Refused, extra: Iterable[str]) -> None:
+    """Raise UserError if an error names one of the further fields of each request."""
+    for field in extra:
+        if names(error, field):
+            raise UserError(f"engine.extra.{field}: {error}; remove it") from error
 
 
 class Doubts:

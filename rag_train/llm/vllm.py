@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import itertools
 import logging
 import os
+from collections.abc import Collection, Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,17 +59,13 @@ class VLLMEngine:
         cls,
         model: str,
         *,
-        max_context: int | None = None,
         dtype: str = "auto",
-        seed: int = 0,
-        kv_cache_bytes: int | None = None,
-        max_lora_rank: int | None = None,
-        tensor_parallel: int = 1,
-        gpu_memory: float | None = None,
-        max_sequences: int = 256,
         tokenizer: str | None = None,
+        max_lora_rank: int | None = None,
+        tensor_parallel_size: int = 1,
         thinking: bool | None = None,
         reloads: bool = False,
+        **arguments: Any,
     ) -> VLLMEngine:
         """Load ``model`` and start its engine. Call this method inside a running event loop.
 
@@ -75,23 +74,20 @@ class VLLMEngine:
 
         Args:
             model: local directory or hub name.
-            max_context: maximum length of prompt and continuation in tokens; None for the model's own limit.
             dtype: number format of the weights; ``auto`` for the format in which they were saved, but float32 on
                 processors without instructions for bf16.
-            seed: seed of calls without one.
-            kv_cache_bytes: size of the key-value cache; None for all free memory on a GPU and 1 GiB on a CPU.
-            max_lora_rank: maximum rank of the adapters that calls may select; None if no call selects an adapter.
-            tensor_parallel: number of GPUs that share the weights.
-            gpu_memory: share of the GPU's memory that the engine may use; None for vLLM's default.
-            max_sequences: maximum number of calls that are computed at the same time.
             tokenizer: directory or hub name of the tokenizer; None for the model's own.
+            max_lora_rank: maximum rank of the adapters that calls may select; None if no call selects an adapter.
+            tensor_parallel_size: number of GPUs that share the weights.
             thinking: see `load_tokenizer`.
             reloads: whether the engine samples for a training: `load` can replace its weights, and
                 log-probabilities are those at the sampling temperature.
+            arguments: further arguments of vLLM's engine under their own names, such as ``max_model_len``; None
+                leaves the default.
 
         Raises:
-            UserError: if ``model`` is not a valid checkpoint, vLLM is not installed or does not start, or
-                ``max_lora_rank`` or the number of GPUs is not supported.
+            UserError: if ``model`` is not a valid checkpoint, vLLM is not installed or does not start, or an
+                argument is not known or not supported.
         """
         check_checkpoint(model)
         own_tokenizer = load_tokenizer(tokenizer or model, thinking)
@@ -117,38 +113,45 @@ class VLLMEngine:
                 if type(handler) is logging.StreamHandler:  # vLLM's own handler, not one that pytest has added
                     handler.setStream(log_file())
             on_cpu = current_platform.is_cpu()
-            if not on_cpu and tensor_parallel > (gpus := torch.cuda.device_count()):
+            here = "distributed_executor_backend" not in arguments
+            if here and not on_cpu and tensor_parallel_size > (gpus := torch.cuda.device_count()):
                 raise UserError(
-                    f"engine.tensor_parallel={tensor_parallel}: this machine has {gpus} "
+                    f"engine.tensor_parallel={tensor_parallel_size}: this machine has {gpus} "
                     "GPUs; give at most that number"
                 )
-            arguments = AsyncEngineArgs(
-                model=model,
-                max_model_len=max_context,  # pyrefly: ignore[bad-argument-type]
-                dtype=fast_dtype(dtype),  # pyrefly: ignore[bad-argument-type]
-                seed=seed,
-                kv_cache_memory_bytes=kv_cache_bytes or (2**30 if on_cpu else None),
-                enable_prefix_caching=True,
-                # On CPUs, a seeded sample whose prompt is read in parts would end the engine: PyTorch's
-                # generators on CPUs have no offset, which vLLM 0.32 sets back after each part.
-                enable_chunked_prefill=False if on_cpu else None,
-                block_size=32 if on_cpu else None,  # vLLM's default on CPUs, 128, would share few prefixes
-                enforce_eager=on_cpu,
-                enable_lora=max_lora_rank is not None,
-                max_loras=MAX_LORAS,
-                max_lora_rank=next(rank for rank in LORA_RANKS if rank >= (max_lora_rank or 1)),
-                max_num_seqs=max_sequences,
-                tensor_parallel_size=tensor_parallel,
-                gpu_memory_utilization=gpu_memory or AsyncEngineArgs.gpu_memory_utilization,
-                tokenizer=tokenizer,
-                worker_extension_cls="rag_train.llm.reload.Reload" if reloads else "",
-                logprobs_mode="processed_logprobs" if reloads else "raw_logprobs",
-                disable_log_stats=True,
-                enable_log_requests=False,
-            )
+            _check_known(arguments, {each.name for each in fields(AsyncEngineArgs)})
+            settings: dict[str, Any] = {
+                "model": model,
+                "dtype": fast_dtype(dtype),
+                "tokenizer": tokenizer,
+                "tensor_parallel_size": tensor_parallel_size,
+                "seed": 0,  # of calls without one
+                "enable_prefix_caching": True,
+                "max_num_seqs": 256,
+                "enable_lora": max_lora_rank is not None,
+                "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= (max_lora_rank or 1)),
+                "max_loras": MAX_LORAS,
+                "disable_log_stats": True,
+                "enable_log_requests": False,
+            }
+            if on_cpu:
+                settings |= {
+                    "kv_cache_memory_bytes": 2**30,
+                    # A seeded sample whose prompt is read in parts would end the engine: PyTorch's generators on
+                    # CPUs have no offset, which vLLM 0.32 sets back after each part.
+                    "enable_chunked_prefill": False,
+                    "block_size": 32,  # vLLM's default on CPUs, 128, would share few prefixes
+                    "enforce_eager": True,
+                }
+            settings |= {name: value for name, value in arguments.items() if value is not None}
+            if reloads:
+                settings |= {
+                    "worker_extension_cls": "rag_train.llm.reload.Reload",
+                    "logprobs_mode": "processed_logprobs",
+                }
             tie()
             with without_main():
-                engine = AsyncLLM.from_engine_args(arguments)
+                engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
         limit = engine.model_config.max_model_len
         return cls(engine, own_tokenizer, Path(model).name, limit, max_lora_rank)
 
@@ -231,6 +234,15 @@ class VLLMEngine:
         self._engine.shutdown()
         # AsyncLLM's destructor would shut down again when the interpreter exits, which fails.
         self._engine.shutdown = lambda timeout=None: None
+
+
+def _check_known(arguments: Iterable[str], known: Collection[str]) -> None:
+    """Raise UserError, with the nearest name, for an argument that vLLM's engine does not have."""
+    for name in arguments:
+        if name not in known or name.startswith("_"):
+            near = difflib.get_close_matches(name, known, n=1)
+            remedy = f"did you mean {near[0]!r}?" if near else "vLLM's documentation of EngineArgs lists them"
+            raise UserError(f"engine.extra.{name}: not an argument of vLLM's engine; {remedy}")
 
 
 def _by_rank(alternatives: Any) -> tuple[TokenLogprob, ...]:

@@ -140,6 +140,7 @@ def parse_roles(
 def _role(where: str, place: str, pairs: Sequence[str], main: EngineConfig) -> RoleConfig:
     given = parse_settings(where, pairs)
     base = main if given.get("kind", main.kind) == main.kind else EngineConfig()
+    given["extra"] = base.extra | given.get("extra", {})
     config = RoleConfig(place, replace(base, **given))
     if config.is_adapter and pairs:
         raise UserError(f"{where}: an adapter has no engine of its own; remove its settings")

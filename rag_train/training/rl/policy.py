@@ -80,8 +80,8 @@ class VLLMPolicy:
                 dtype="bfloat16" if recipe.precision == "bf16" and not merges else "float32",
                 seed=recipe.seed,
                 max_lora_rank=recipe.lora.r if recipe.lora and not merges else None,
-                max_context=recipe.rl.max_context,
-                gpu_memory=recipe.rl.gpu_memory,
+                max_model_len=recipe.rl.max_context,
+                gpu_memory_utilization=recipe.rl.gpu_memory,
                 reloads=True,
             )
         return cls(engine, folder)

@@ -21,6 +21,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "kind": {"kind": "chat"},
     "thinking": {"thinking": False},
     "tokenizer": {"tokenizer": "org/other"},
+    "extra": {"extra": {"min_p": 0.5}},
 }
 SAME: dict[str, dict[str, Any]] = {
     "timeout": {"timeout": 5.0},

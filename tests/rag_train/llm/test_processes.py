@@ -76,7 +76,7 @@ import numba  # with its library loaded, vLLM 0.32 does not start on CPUs
 from rag_train.llm.vllm import VLLMEngine
 
 async def go():
-    engine = VLLMEngine.start(sys.argv[1], dtype="float32", kv_cache_bytes=2**28)
+    engine = VLLMEngine.start(sys.argv[1], dtype="float32", kv_cache_memory_bytes=2**28)
     print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
     signal.pause()
 

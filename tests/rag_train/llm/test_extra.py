@@ -1,0 +1,100 @@
+"""Settings that are passed through to vLLM and to servers (``engine.extra``)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.chat import chat_server
+from support.completions import Reply, fine, scripted, serving
+from support.paths import MODEL
+
+from rag_train.errors import UserError
+from rag_train.llm.base import Sampling
+from rag_train.llm.chat import TURN
+from rag_train.llm.engines import EngineConfig, Kind, open_engine, parse_settings
+from rag_train.recipe import load_recipe
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "message"),
+    [
+        ("vllm", "max_model_len", "engine.extra.max_model_len: set by engine.max_context; remove it"),
+        ("vllm", "tensor_parallel_size", "set by engine.tensor_parallel"),
+        ("vllm", "hf_token", "a secret"),
+        ("vllm", "trust_remote_code", "Python code of a model is never run"),
+        ("openai", "temperature", "engine.extra.temperature: set for each call"),
+        ("chat", "stream", "the engine sets it"),
+        ("openai", "chat_template_kwargs", "the template is filled in here"),
+        ("chat", "chat_template_kwargs", "set engine.thinking"),
+        ("transformers", "quantization", "engine.extra: only for the engine vllm or openai or chat"),
+    ],
+)
+def test_what_has_another_place_is_refused(kind: Kind, key: str, message: str):
+    with pytest.raises(UserError, match=message):
+        EngineConfig(kind=kind, extra={key: {"enable_thinking": True}})
+
+
+def test_settings_are_given_in_a_recipe_and_as_options(tmp_path: Path):
+    (tmp_path / "r.yaml").write_text("kind: vllm\nextra: {quantization: fp8}\n")
+    wanted = {"quantization": "fp8", "compilation_config": {"mode": 0}}
+    recipe = load_recipe(EngineConfig, tmp_path / "r.yaml", ["extra.compilation_config.mode=0"])
+    given = parse_settings("--engine", ["extra.quantization=fp8", "extra.compilation_config.mode=0"])
+    assert recipe.extra == given["extra"] == wanted
+    for pair in ("extra=1", "extra.=1", "dtype.x=1"):
+        with pytest.raises(UserError, match=r"--engine: no setting .*, extra\.KEY"):
+            parse_settings("--engine", [pair])
+
+
+@pytest.mark.engine
+def test_arguments_reach_vllm_or_are_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch, mini_model: Path):
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    started: list[Any] = []
+    stub = SimpleNamespace(model_config=SimpleNamespace(max_model_len=64), shutdown=lambda: None)
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", lambda arguments: started.append(arguments) or stub)
+
+    async def open_with(**settings: Any) -> None:
+        async with open_engine(str(mini_model), EngineConfig(**settings)):
+            pass
+
+    asyncio.run(open_with(max_context=64, extra={"max_num_batched_tokens": 64, "block_size": 16}))
+    assert (started[0].max_model_len, started[0].max_num_batched_tokens, started[0].block_size) == (64, 64, 16)
+    message = r"engine.extra.max_num_batched_token: not .* did you mean 'max_num_batched_tokens'\?"
+    with pytest.raises(UserError, match=message):
+        asyncio.run(open_with(extra={"max_num_batched_token": 64}))
+    assert len(started) == 1
+
+
+def ask(kind: Kind, url: str, **extra: Any) -> str:
+    async def go() -> str:
+        config = EngineConfig(
+            kind=kind, urls=[url], tokenizer=str(MODEL) if kind == "openai" else None, extra=extra
+        )
+        async with open_engine("mini", config) as engine:
+            return (await engine.complete(f"q{TURN}", Sampling())).text
+
+    return asyncio.run(go())
+
+
+def test_fields_are_in_each_request_of_completions():
+    def rejects(body: dict[str, Any]) -> Reply:
+        return (400, {}, b"unknown field: top_k") if "top_k" in body else fine()
+
+    with serving(scripted()) as server:
+        ask("openai", server.url, min_p=0.5, cache_salt="x")
+        assert {(body["min_p"], body["cache_salt"], body["top_k"]) for body in server.asked} == {(0.5, "x", -1)}
+    with serving(rejects) as server, pytest.raises(UserError, match=r"engine.extra.top_k: .*unknown field: top_k"):
+        ask("openai", server.url, top_k=3)
+
+
+def test_fields_are_in_each_request_of_chats():
+    fields = {"reasoning_effort": "low", "chat_template_kwargs": {"x": 1}}
+    with chat_server(ignores=True) as server:
+        ask("chat", server.url, **fields)
+    assert all(fields.items() <= body.items() for body in server.asked)
+    with chat_server() as server, pytest.raises(UserError, match=r"engine.extra.min_p: .*'min_p' is not supported"):
+        ask("chat", server.url, min_p=0.5)
