@@ -36,14 +36,14 @@ _PROMPTS = Path(__file__).parent / "prompts"
 _APART = {
     f"{_PACKAGE}.{name}"
     for name in (
-        *("errors", "identity", "jobs", "jobs.files", "jobs.items", "jobs.retries", "progress", "provenance"),
-        *("recipe", "table", "questions.load", "llm.engines", "llm.hub"),
+        *("errors", "identity", "jobs", "progress", "provenance", "recipe", "table"),
+        *("questions.load", "llm.engines", "llm.hub"),
         *("retrieval.open", "retrieval.index.open"),
         *("strategies.kit", "data_synth.inputs"),
     )
 }
-"""Modules that do not belong to the code of those who import them: what they read or open has an identity of its
-own, or they only write messages and files."""
+"""Modules and packages that do not belong to the code of those who import them: what they read or open has an
+identity of its own, or they only write messages and files."""
 
 
 def model(place: str) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def code(*makers: Any) -> str:
         waiting.append((name, file))
     while waiting:
         name, file = waiting.pop()
-        if name in read or name in _APART:
+        if name in read or name in _APART or name.rpartition(".")[0] in _APART:
             continue
         source = _source(name, file)
         read[name] = source.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -14,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rag_train.jobs.files import cache_directory, write_text
+from rag_train.jobs.files import cache_directory, locked, write_text
 
 _STATES = {"training_args.bin", "optimizer.bin", "scheduler.bin"}
 """Files of a training that have the ending of weights."""
@@ -97,9 +96,7 @@ def weights_sha256(place: str) -> str | None:
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in weights]
     kept = cache_directory() / "hashes" / hashlib.sha256(repr(stats).encode()).hexdigest()[:16]
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with kept.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(kept.with_suffix(".lock")):
             if not kept.exists():
                 write_text(kept, _sha256_of(weights))
             return kept.read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from rag_train.eval.board.cards import Link, Progress, Run, Shown, counted
 from rag_train.eval.board.commands import Settings, after_evaluation, after_synthesis
 from rag_train.eval.board.files import Tail, read_object
 from rag_train.eval.matrix.cell import MATRIX, load_matrix
-from rag_train.jobs.items import partial_files, sidecar
+from rag_train.jobs.partial import partial_files, sidecar
 
 LAST = 5
 """Number of the last records and rejections that are shown."""

@@ -15,7 +15,7 @@ from rag_train.eval.board.commands import Settings
 from rag_train.eval.board.records import Evaluation, Synthesis
 from rag_train.eval.board.trainings import Sweep, Training
 from rag_train.eval.matrix.cell import MATRIX
-from rag_train.jobs.items import PARTIAL, SIDECAR
+from rag_train.jobs.partial import PARTIAL, SIDECAR
 from rag_train.training.result import METRICS
 
 KINDS: Sequence[type[Run]] = (Synthesis, Training, Sweep, Evaluation)

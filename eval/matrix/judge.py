@@ -16,7 +16,8 @@ from rag_train.eval.matrix.store import read_cell, rescore, write_matrix
 from rag_train.formats.prompting import instruction
 from rag_train.identity import code
 from rag_train.jobs.files import read_records
-from rag_train.jobs.items import REJECTED, UNFIT, Outcome, cost, reason_of, run
+from rag_train.jobs.items import UNFIT, Outcome, cost, reason_of, run
+from rag_train.jobs.partial import REJECTED
 from rag_train.judge import JUDGE, JudgeInput, verdict
 from rag_train.llm.base import LLM
 from rag_train.llm.engines import EngineConfig, identity, open_engine

@@ -1,15 +1,18 @@
-"""Atomic writing of files, reading of JSON Lines records, and file hashes."""
+"""Files that are written whole or not at all, locks, JSON Lines records, and hashes of files."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, Literal, TypeVar
 from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
@@ -54,30 +57,82 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` and create its directory if necessary.
+@contextmanager
+def new_file(path: Path, mode: Literal["w", "wb"] = "w", writer: str = "", empty: bool = True) -> Iterator[IO[Any]]:
+    """Open the next contents of ``path``, which take its place at the end, when they are on the disk.
 
-    The write is atomic: readers see either the old contents or the new contents. If several processes write the
-    file at the same time, the last one wins.
+    Its directory is created if necessary. Readers see either the old contents or the new contents; after an error
+    or a kill, the old ones stay. If several processes write the file, the last one wins.
+
+    Args:
+        writer: name of this process among those; if it is killed and starts again, it writes over what it left.
+        empty: whether the file is kept if nothing is written into it; if not, there is no file at ``path`` then.
     """
-    _write(path, [text])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{writer or uuid4().hex[:8]}.tmp")
+    try:
+        with placed(path), unfinished.open(mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if empty or unfinished.stat().st_size:
+            unfinished.replace(path)
+        else:
+            path.unlink(missing_ok=True)
+    finally:
+        unfinished.unlink(missing_ok=True)  # half a file would fill the disk that is full already
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` atomically (see `new_file`)."""
+    with new_file(path) as file:
+        file.write(text)
 
 
 def write_records(path: Path, records: Iterable[BaseModel]) -> None:
     """Write ``records`` to ``path`` as JSON Lines, atomically, one record at a time."""
-    _write(path, (f"{record.model_dump_json()}\n" for record in records))
+    with new_file(path) as file:
+        file.writelines(f"{record.model_dump_json()}\n" for record in records)
 
 
-def _write(path: Path, texts: Iterable[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{uuid4().hex[:8]}.tmp")
+@contextmanager
+def new_directory(path: Path, replace: bool = False) -> Iterator[Path]:
+    """Yield an empty directory that becomes ``path`` at the end: half of it is never there.
+
+    Raises OSError if ``path`` is a directory with files, unless they are to be replaced.
+    """
+    unfinished = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
     try:
-        with placed(path), temporary.open("w", encoding="utf-8") as file:
-            file.writelines(texts)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)  # half a file would fill the disk that is full already
-        raise
+        yield unfinished
+        if replace:
+            shutil.rmtree(path, ignore_errors=True)
+        unfinished.rename(path)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextmanager
+def locked(path: Path, busy: str = "") -> Iterator[FileIO]:
+    """Open ``path`` for appending, locked against other processes until the end, or a kill. It has no buffer.
+
+    If another process holds the lock, this one waits for it, or raises UserError with the text ``busy`` if that is
+    given. On a file system without locks, nobody waits.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with path.open("ab+", buffering=0) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+            except BlockingIOError:
+                raise UserError(busy) from None
+            except OSError:  # a file system without locks
+                pass
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                yield file
+                return
+            # Its last holder has deleted the file: the next one locks another.
 
 
 def read_records(path: Path, kind: type[T], remedy: str = "run again the command that wrote it") -> list[T]:

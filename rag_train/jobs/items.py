@@ -21,32 +21,30 @@ Several processes can share the items: shard i of n processes items i, i + n, ..
 process that completes the last item writes the output, which depends neither on n nor on the assignment of items to
 processes.
 
-Files are read and written in a stream: memory is used for a line and for the place of each completed item.
+Files are read and written in a stream (`rag_train.jobs.partial`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
-import io
 import json
 import os
 import re
 import time
-from array import array
-from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from rag_train.errors import PromptTooLong, Refused, ServiceError, UserError
-from rag_train.jobs.files import placed, to_json
+from rag_train.jobs.files import new_file, to_json
+from rag_train.jobs.partial import append, claimed, completed, partial_files, rejected_file, sidecar
 from rag_train.jobs.retries import IN_A_ROW, VARIABLE, Patience, patience_seconds
 from rag_train.llm.memo import Kept
 from rag_train.progress import progress
@@ -193,16 +191,14 @@ async def run(
     if output.exists():
         return _finished(output, key)
     output.parent.mkdir(parents=True, exist_ok=True)
-    with _claimed(shard.partial(output)) as file:
+    with claimed(shard.partial(output), key, len(items)) as file:
         mine = range(shard.number - 1, len(items), shard.of)
         counts = Counter[str]()
-        with _completed(output, key, len(items)) as done:
+        with completed(output, key, len(items)) as done:
             for line in done.lines(mine):
                 counts.update(line["counts"])
                 proven = proven or "refused" not in line
         todo = sum(i not in done for i in mine)
-        if not file.tell():
-            _append(file, _header(key) | {"items": len(items)})
         with progress(label, len(mine), len(mine) - todo) as advance:
             workers = min(in_flight, todo)
             patience = Patience(patience_seconds(), workers, lambda n, error: advance(0, _waiting_note(n, error)))
@@ -218,12 +214,12 @@ async def run(
                     refusals.add(i, items[i], error, so_far)
                 except UserError as error:
                     failed.append(error)
-                    _append(file, _open_line(i, error, so_far))
+                    append(file, _open_line(i, error, so_far))
                     return
                 else:
                     refusals.write()
                     outcome = replace(outcome, counts=outcome.counts | _without_passages(so_far))
-                    _append(file, _completed_line(i, outcome))
+                    append(file, _completed_line(i, outcome))
                     counts.update(outcome.counts)
                 advance(1, tokens_note(counts))
 
@@ -259,11 +255,6 @@ async def run(
     if failed:
         raise OpenItems(_open_message(summary, failed[-1], patience), patience.over.is_set()) from failed[-1]
     return replace(summary, items_done=todo, seconds=time.monotonic() - start, retried=patience.retried)
-
-
-def _header(key: str) -> dict[str, Any]:
-    """Return what the first line of a partial file begins with; the number of items, for readers, follows it."""
-    return {"fingerprint": key}
 
 
 def _completed_line(i: int, outcome: Outcome) -> dict[str, Any]:
@@ -305,7 +296,7 @@ class _Refusals:
         proven: whether an item was done before.
     """
 
-    def __init__(self, file: IO[str], most: int, proven: bool):
+    def __init__(self, file: FileIO, most: int, proven: bool):
         self._file = file
         self._most = most
         self._proven = proven
@@ -319,7 +310,7 @@ class _Refusals:
     def add(self, i: int, item: BaseModel, error: ValueError, so_far: Kept) -> None:
         """Note that an item was refused. What is too long or invalid concerns the item, and is written at once."""
         if self._proven or not isinstance(error, Refused) or isinstance(error, PromptTooLong):
-            _append(self._file, _refused_line(i, item, error, so_far))
+            append(self._file, _refused_line(i, item, error, so_far))
             return
         self._held.append((i, item, error, so_far))
         if self.too_many and len({reason_of(error) for _, _, error, _ in self._held}) > 1:
@@ -329,7 +320,7 @@ class _Refusals:
         """Write the refusals that were held back: an item was done, so that they concern their items."""
         self._proven = True
         for held in self._held:
-            _append(self._file, _refused_line(*held))
+            append(self._file, _refused_line(*held))
         self._held = []
 
     def end(self, failed: Sequence[UserError]) -> ValueError | None:
@@ -340,7 +331,7 @@ class _Refusals:
         if len({reason_of(error) for _, _, error, _ in self._held}) > 1:
             self.write()
         for i, _, error, so_far in self._held:
-            _append(self._file, _open_line(i, error, so_far))
+            append(self._file, _open_line(i, error, so_far))
         return self._held[-1][2] if self._held and not failed else None
 
 
@@ -388,62 +379,58 @@ def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))
 
 
+@dataclass
+class _Totals:
+    """Totals over the lines of completed items."""
+
+    records: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    rejected: Counter[str] = field(default_factory=Counter)
+
+    def add(self, line: dict[str, Any]) -> None:
+        self.records += len(line["records"])
+        self.counts.update(line["counts"])
+        self.rejected.update(record["reason"] for record in line["rejected"])
+
+
 def _merge(output: Path, shard: Shard, items: int, settings: dict[str, Any], key: str) -> Summary:
     """Write the output if all items are complete.
 
     If two shards do this at the same time, they write the same files.
     """
-    suffix = f"{shard.number}-of-{shard.of}"
-    with _completed(output, key, items) as done:
+    totals = _Totals()
+    with completed(output, key, items) as done:
         if output.exists():  # another shard has written the output
             return _finished(output, key)
-        totals = _Totals()
-        lines = totals.counting(done.lines(range(items)))
+        lines = done.lines(range(items))
         if remaining := items - done.count:
-            deque(lines, maxlen=0)
+            for line in lines:
+                totals.add(line)
             summary = Summary(str(output), items, totals.records, dict(totals.counts), dict(totals.rejected))
             return replace(summary, remaining=remaining, open=done.open)
-        with _new(output, suffix) as records, _new(_rejected(output), suffix) as rejected:
+        new = partial(new_file, writer=f"{shard.number}-of-{shard.of}")
+        # The output takes its place last: its existence means that the run is complete.
+        with (
+            new(output) as records,
+            new(sidecar(output)) as meta,
+            new(rejected_file(output), empty=False) as rejected,
+        ):
             for line in lines:
-                records.writelines(map(_json_line, line["records"]))
-                rejected.writelines(map(_json_line, line["rejected"]))
-    meta = {
-        "schema_version": SCHEMA_VERSION,
-        "code_version": code_version(),
-        "fingerprint": key,
-        "settings": settings,
-        "items": items,
-        "records": totals.records,
-        "counts": dict(sorted(totals.counts.items())),
-        "rejected": dict(sorted(totals.rejected.items())),
-    }
-    with _new(sidecar(output), suffix) as file:
-        file.write(json.dumps(meta, indent=2, default=str) + "\n")
-    if totals.rejected:
-        _replace(_rejected(output), suffix)
-    else:
-        _temporary(_rejected(output), suffix).unlink()
-        _rejected(output).unlink(missing_ok=True)
-    _replace(sidecar(output), suffix)
-    _replace(output, suffix)  # last: its existence means that the run is complete
+                totals.add(line)
+                records.writelines(f"{to_json(record)}\n" for record in line["records"])
+                rejected.writelines(f"{to_json(record)}\n" for record in line["rejected"])
+            told = {
+                "schema_version": SCHEMA_VERSION,
+                "code_version": code_version(),
+                "fingerprint": key,
+                "settings": settings,
+                "items": items,
+                "records": totals.records,
+                "counts": dict(sorted(totals.counts.items())),
+                "rejected": dict(sorted(totals.rejected.items())),
+            }
+            meta.write(json.dumps(told, indent=2, default=str) + "\n")
     return _finished(output, key)
-
-
-class _Totals:
-    """Totals over completed items."""
-
-    def __init__(self) -> None:
-        self.records = 0
-        self.counts: Counter[str] = Counter()
-        self.rejected: Counter[str] = Counter()
-
-    def counting(self, lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Pass the items' lines on, and count them."""
-        for line in lines:
-            self.records += len(line["records"])
-            self.counts.update(line["counts"])
-            self.rejected.update(record["reason"] for record in line["rejected"])
-            yield line
 
 
 def _finished(output: Path, key: str) -> Summary:
@@ -462,158 +449,3 @@ def _finished(output: Path, key: str) -> Summary:
     for part in partial_files(output):
         part.unlink(missing_ok=True)
     return Summary(str(output), meta["items"], meta["records"], meta["counts"], meta.get("rejected", {}))
-
-
-class _Completed:
-    """The completed items in the partial files of all shards."""
-
-    def __init__(self, files: Sequence[IO[bytes]], key: str, items: int):
-        self._files = files
-        self._file = array("i", [-1]) * items  # by item: the number of its file, and the offset of its line there
-        self._at = array("q", [0]) * items
-        self._tried: set[int] = set()
-        for number, file in enumerate(files):
-            self._scan(number, file, key)
-
-    def __contains__(self, item: int) -> bool:
-        return self._file[item] >= 0
-
-    @property
-    def count(self) -> int:
-        return len(self._file) - self._file.count(-1)
-
-    @property
-    def open(self) -> int:
-        """Number of items that were tried and are not completed."""
-        return sum(item not in self for item in self._tried)
-
-    def lines(self, items: Iterable[int]) -> Iterator[dict[str, Any]]:
-        """Yield the lines of the completed items among ``items``."""
-        for item in items:
-            if item in self:
-                file = self._files[self._file[item]]
-                file.seek(self._at[item])
-                yield json.loads(file.readline())
-
-    def _scan(self, number: int, file: IO[bytes], key: str) -> None:
-        """Note the items of a file. A last line without its line feed is ignored."""
-        at = 0
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            if at == 0 and not line.startswith(_json_line(_header(key)).encode()[: -len("}\n")]):
-                raise UserError(
-                    f"{file.name}: was started with a different recipe; delete it or choose another output"
-                )
-            if begin := _ITEM.match(line):
-                item = int(begin[2])
-                if begin[1] == b"open":
-                    self._tried.add(item)
-                else:
-                    self._file[item], self._at[item] = number, at
-            at += len(line)
-
-
-_ITEM = re.compile(rb'\{"(item|open)": (\d+),')
-"""Begin of the lines that `_completed_line` and `_open_line` describe."""
-
-
-@contextmanager
-def _completed(output: Path, key: str, items: int) -> Iterator[_Completed]:
-    """Open the partial files of all shards, which another shard may delete in the meantime."""
-    with ExitStack() as stack:
-        files = []
-        for part in partial_files(output):
-            with suppress(FileNotFoundError):  # another shard has just written the output
-                files.append(stack.enter_context(part.open("rb")))
-        yield _Completed(files, key, items)
-
-
-@contextmanager
-def _claimed(partial: Path) -> Iterator[IO[str]]:
-    """Open and lock a partial file for appending, and remove an incomplete last line.
-
-    Raises UserError if another process holds the lock.
-    """
-    with partial.open("ab+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{partial}: another process is writing this file; wait for it or stop it") from None
-        except OSError:  # a file system without locks
-            pass
-        file.truncate(_end_of_last_line(file))
-        file.seek(0, os.SEEK_END)
-        text = io.TextIOWrapper(file, encoding="utf-8")
-        try:
-            yield text
-        finally:
-            with placed(partial):
-                text.close()
-
-
-def _end_of_last_line(file: IO[bytes], block: int = 2**16) -> int:
-    """Return the offset behind the last line feed; the file is read backwards, a block at a time."""
-    end = file.seek(0, os.SEEK_END)
-    while end > 0:
-        start = max(0, end - block)
-        file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-    return 0
-
-
-PARTIAL = re.compile(r"(.+?)(\.\d+-of-\d+)?\.partial")
-"""Name of a partial file; its first group is the name of the output."""
-SIDECAR = ".meta.json"
-REJECTED = ".rejected.jsonl"
-
-
-def partial_files(output: Path) -> list[Path]:
-    """Return the partial files of all shards."""
-    matches = ((path, PARTIAL.fullmatch(path.name)) for path in output.parent.iterdir())
-    return sorted(path for path, match in matches if match and match[1] == output.name)
-
-
-def sidecar(output: Path) -> Path:
-    """Return the path of the file with the settings and the totals of ``output``."""
-    return Path(f"{output}{SIDECAR}")
-
-
-def _rejected(output: Path) -> Path:
-    return Path(f"{output}{REJECTED}")
-
-
-def _append(file: IO[str], value: dict[str, Any]) -> None:
-    with placed(file.name):
-        file.write(_json_line(value))
-        file.flush()
-
-
-def _json_line(value: dict[str, Any]) -> str:
-    return to_json(value) + "\n"
-
-
-def _temporary(path: Path, suffix: str) -> Path:
-    """Return the path under which ``path`` is written; ``suffix`` distinguishes the files of different shards."""
-    return path.with_name(f"{path.name}.{suffix}.tmp")
-
-
-@contextmanager
-def _new(path: Path, suffix: str) -> Iterator[IO[str]]:
-    """Open the next contents of ``path``, which `_replace` puts in its place."""
-    temporary = _temporary(path, suffix)
-    try:
-        with placed(path), temporary.open("w", encoding="utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        temporary.unlink(missing_ok=True)  # half a file would fill the disk that is full already
-        raise
-
-
-def _replace(path: Path, suffix: str) -> None:
-    _temporary(path, suffix).rename(path)

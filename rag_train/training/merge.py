@@ -6,7 +6,6 @@ old weight back: of an update of preference training, whose learning rates are s
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, logging
 
 from rag_train.errors import UserError
+from rag_train.jobs.files import new_directory
 from rag_train.llm.checkpoint import check_adapter, check_checkpoint, load_tokenizer
 from rag_train.precision import exact_attention
 from rag_train.training.card import write_merged_card
@@ -223,24 +223,20 @@ def merge(model: str, adapter: str, output: Path, dtype: str = "auto", force: bo
             f"and trained as it is, or save in float32 (rag-train merge {model} {adapter} OUTPUT --dtype float32); "
             "--force merges nevertheless"
         )
-    temporary = output.with_name(f"{output.name}.tmp")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        for weight in merged.parameters():  # not the frequencies of positions, which models compute in fp32
-            weight.data = weight.data.to(saved)
-        merged.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        write_merged_card(temporary, model, Path(adapter), _name(saved), share)
-        expected = _logits(merged.float())
-        del merged, loaded
-        attention = exact_attention(AutoConfig.from_pretrained(temporary))
-        written = AutoModelForCausalLM.from_pretrained(temporary, dtype=torch.float32, **attention)
-        _require_same(adapter, _logits(written.eval()), expected, expected)
-        temporary.replace(output)
+        with new_directory(output) as unfinished:
+            for weight in merged.parameters():  # not the frequencies of positions, which models compute in fp32
+                weight.data = weight.data.to(saved)
+            merged.save_pretrained(unfinished)
+            tokenizer.save_pretrained(unfinished)
+            write_merged_card(unfinished, model, Path(adapter), _name(saved), share)
+            expected = _logits(merged.float())
+            del merged, loaded
+            attention = exact_attention(AutoConfig.from_pretrained(unfinished))
+            written = AutoModelForCausalLM.from_pretrained(unfinished, dtype=torch.float32, **attention)
+            _require_same(adapter, _logits(written.eval()), expected, expected)
     except OSError as error:
         raise UserError(f"output {output}: {error.strerror or error}; choose another directory") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return share
 
 

@@ -7,11 +7,9 @@ rows. A directory can be deleted at any time, even while a run reads it.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +24,7 @@ from datasets import Dataset, concatenate_datasets
 
 from rag_train.errors import UserError
 from rag_train.identity import code
-from rag_train.jobs.files import CACHE_VARIABLE, cache_directory, placed, placed_records
+from rag_train.jobs.files import CACHE_VARIABLE, cache_directory, locked, new_file, placed_records
 from rag_train.progress import console, progress
 from rag_train.schema import Record
 
@@ -61,7 +59,8 @@ def stored_rows(
     key = json.dumps([code(encode, stored_rows), digest, settings], sort_keys=True)
     folder = cache_directory() / "rows" / hashlib.sha256(key.encode()).hexdigest()[:16]
     parts = [folder / f"{number:06}.arrow" for number in range(max(1, math.ceil(lines / PART)))]
-    with _user_errors(folder), _alone(folder):
+    # A barrier of torch.distributed would give up waiting for the process that makes them after some minutes.
+    with _user_errors(folder), locked(folder / "lock"):
         missing = [part for part in parts if not part.exists()]
         if missing:
             done = PART * (len(parts) - len(missing))
@@ -102,18 +101,6 @@ def _user_errors(folder: Path) -> Iterator[None]:
         raise UserError(f"{folder}: damaged ({str(error).partition(chr(10))[0]}); delete it") from error
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Let the processes of a machine into ``folder`` one after the other, however long each of them takes.
-
-    A barrier of torch.distributed would give up waiting after some minutes.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _encoded(
     records: Iterator[tuple[str, R]],
     encode: Callable[[str, R], dict[str, Any] | str],
@@ -135,13 +122,8 @@ def _write(part: Path, encoded: Iterator[dict[str, Any] | str], columns: Mapping
         for name, kind in columns.items():
             values[name].append(np.array(row[name], np.int32) if kind == TOKENS else row[name])
     schema = pa.schema(list(columns.items()), metadata={"refused": json.dumps(refused)})
-    temporary = part.with_suffix(".tmp")
-    with placed(part), temporary.open("wb") as file:
-        with pa.ipc.new_stream(file, schema) as stream:
-            stream.write_table(pa.table(values, schema))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(part)
+    with new_file(part, "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+        stream.write_table(pa.table(values, schema))
 
 
 def _refused(part: Path) -> Counter[str]:

