@@ -60,5 +60,5 @@ def test_does_not_store_empty_answers_and_refuses_damaged_ones(tmp_path: Path) -
     cached.search(["film"], 1)
     with sqlite3.connect(tmp_path / "cache") as database:
         database.execute("UPDATE answers SET value = '[{\"id\"'")
-    with pytest.raises(UserError, match="damaged .*; choose another file, or delete it"):
+    with pytest.raises(UserError, match=r"damaged .*; choose another file, or delete it"):
         cached.search(["film"], 1)
