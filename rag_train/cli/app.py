@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -15,12 +16,12 @@ from rag_train.cli.data import downloads
 from rag_train.cli.doctor import examination
 from rag_train.cli.eval import evaluation
 from rag_train.cli.index import indexing
-from rag_train.cli.options import DATA, SERVING, START, Json, Overrides, announce, numbers, report
+from rag_train.cli.options import DATA, SERVING, START, Json, Overrides, announce, first_process, numbers, report
 from rag_train.cli.real import real
 from rag_train.cli.serve import serving
 from rag_train.cli.synth import records, synthesis
 from rag_train.cli.train import training
-from rag_train.errors import UserError
+from rag_train.errors import OneProcessError, UserError
 from rag_train.package_files import PACKAGE, write_working_files
 
 app = typer.Typer(
@@ -57,15 +58,18 @@ def options(
 ) -> None: ...
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a UserError is printed as one line on standard error, with exit code 2.
 
     So is the failure of a file or directory: a full disk, a place that cannot be written, a name that is too long.
-    What a run had finished before is kept.
+    What a run had finished before is kept. Under a launcher, the first process reports for all, except for errors
+    that only one process met.
     """
     try:
-        app()
+        app(arguments, prog_name="rag-train")
     except UserError as error:
+        if not (first_process() or isinstance(error, OneProcessError)):
+            sys.exit(2)
         _fail(str(error))
     except OSError as error:
         if error.errno not in _FILE_ERRORS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,16 +79,23 @@ Overrides = Annotated[
 ]
 
 
+def first_process() -> bool:
+    """Whether this is the first process of a launch, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def report(as_json: bool, summary: Any, line: str) -> None:
-    """Print the result of a command on standard output: ``summary`` as JSON, or ``line``."""
-    print(json.dumps(summary, default=str) if as_json else line)
+    """Print the result of a command on standard output, in the first process: ``summary`` as JSON, or ``line``."""
+    if first_process():
+        print(json.dumps(summary, default=str) if as_json else line)
 
 
 def announce(text: str) -> None:
-    """Say on standard error what a command does, before it imports libraries for seconds."""
+    """Say on standard error what a command does, in the first process, before it imports libraries for seconds."""
     from rag_train.progress import console
 
-    console.print(text, markup=False, soft_wrap=True)
+    if first_process():
+        console.print(text, markup=False, soft_wrap=True)
 
 
 def engine_config(engine: str, url: list[str] | None) -> EngineConfig:

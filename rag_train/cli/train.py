@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
-from rag_train.cli.options import TRAINING, Json, Overrides, announce, report
+from rag_train.cli.options import TRAINING, Json, Overrides, announce, first_process, report
 from rag_train.errors import UserError
 
 training = typer.Typer()
 
 
-@training.command(rich_help_panel=TRAINING)
+class _TrainCommand(TyperCommand):
+    """A command whose help lists the keys of a recipe."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from rag_train.recipe import describe
+        from rag_train.training.recipe import TrainRecipe
+
+        super().format_help(ctx, formatter)
+        formatter.write("keys of a recipe:\n")
+        for key in describe(TrainRecipe):
+            formatter.write(f"  {key.name} ({key.type}, {key.default}): {key.help}\n")
+
+
+@training.command(cls=_TrainCommand, rich_help_panel=TRAINING)
 def train(
     recipe: Annotated[Path, typer.Argument(help="YAML file, for example recipes/deeprag_sft.yaml.")],
     overrides: Overrides = None,
@@ -30,22 +44,26 @@ def train(
 ) -> None:
     """Train a controller from a recipe, in one process.
 
-    With several GPUs, give the same arguments to `accelerate launch -m rag_train.train`. Run
-    `python -m rag_train.train --help` for all keys of a recipe.
+    With several GPUs, give the same arguments to `accelerate launch -m rag_train.train`, which runs this command in
+    each process.
     """
     from rag_train.training.recipe import load_train_recipe
     from rag_train.training.result import summary_line
     from rag_train.training.run import dry_run as plan
     from rag_train.training.run import train as run
 
+    if device and not dry_run:
+        raise UserError(f"--device {device}: only with --dry-run; a run takes the devices that it finds")
     loaded = load_train_recipe(recipe, overrides or [])
     if dry_run:
-        plan(loaded, device, as_json)
+        if first_process():
+            plan(loaded, device, as_json)
         return
-    if device:
-        raise UserError(f"--device {device}: only with --dry-run; a run takes the devices that it finds")
     announce(f"stage {loaded.stage}: {loaded.model} on {loaded.data}")
     result = run(loaded)
+    from rag_train.training.processes import end_processes  # here, for it imports PyTorch
+
+    end_processes()
     report(as_json, asdict(result), summary_line(result))
 
 

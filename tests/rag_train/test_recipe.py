@@ -236,11 +236,9 @@ def test_reports_missing_file_before_importing_heavy_libraries():
     assert done.stderr == "error: recipe gone.yaml: No such file or directory; give the path of a YAML file\n"
 
 
-def test_only_the_recipe_is_required(capsys: pytest.CaptureFixture[str]):
-    """U10: the command asked for key=value, too."""
-    with pytest.raises(SystemExit):
-        main([])
-    assert capsys.readouterr().err.endswith("arguments are required: recipe\n")
+def test_only_the_recipe_is_required_and_help_lists_its_keys(capsys: pytest.CaptureFixture[str]):
+    assert main([]) == 2 and "Missing argument" in capsys.readouterr().err
+    assert main(["--help"]) == 0 and "  dpo.beta (float, 0.4): Strength of" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", TRAINING_RECIPES, ids=lambda path: path.stem)

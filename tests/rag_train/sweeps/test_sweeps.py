@@ -132,9 +132,8 @@ def test_each_run_of_wandb_agent_has_its_own_directory(write_sweep, tmp_path: Pa
     monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
     monkeypatch.setenv("WANDB_RUN_ID", "r1")
     recipes = []
-    monkeypatch.setattr("rag_train.train.train", recipes.append)
-    monkeypatch.setattr("rag_train.train.summary_line", str)
-    assert main([str(tmp_path / "recipe.yaml"), "lr=1e-2"]) == 0
+    monkeypatch.setattr("rag_train.training.run.dry_run", lambda recipe, *_: recipes.append(recipe))
+    assert main([str(tmp_path / "recipe.yaml"), "lr=1e-2", "--dry-run"]) == 0
     assert recipes[0].output_dir == "unused/r1"
 
 
