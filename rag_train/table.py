@@ -159,6 +159,17 @@ def gib(size: float) -> str:
     return f"{size / 2**30:,.1f} GiB"
 
 
+def duration(seconds: float) -> str:
+    """Return a duration in words, such as 0.4 s, 42 s, 3 min 5 s or 2 h 10 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
 def estimates(caption: str, rows: Iterable[tuple[str, str]], assumptions: Sequence[str]) -> Table:
     """Return the table of a dry run: what a command would take, and the assumptions as notes."""
     return Table("Dry run", caption, ["", "estimate"], [list(row) for row in rows], list(assumptions))

@@ -26,7 +26,7 @@ def _environment() -> Environment:
 
 
 def template(path: str) -> Template:
-    """Load a template by its path inside the package, such as ``eval/pages/results.html.jinja``.
+    """Load a template by its path inside the package, such as ``eval/demo/page.html.jinja``.
 
     HTML templates escape the values that they insert. Rendering raises `jinja2.UndefinedError` for a missing value.
     """

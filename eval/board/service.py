@@ -2,7 +2,7 @@
 
 ``GET /`` is the page, and ``GET /events`` streams what it shows as server-sent events. ``GET /chat`` is the page
 that asks running strategy services, see `rag_train.eval.board.chat`. The pages about a run are those of
-`rag_train.eval.pages` and `rag_train.data_synth.inspect`: they are made when they are asked for, or read from the
+`rag_train.eval.report` and `rag_train.data_synth.inspect`: they are made when they are asked for, or read from the
 directory. Nothing is written, and no path leads out of the directory.
 """
 
@@ -21,7 +21,7 @@ from rag_train.errors import UserError, not_installed
 from rag_train.eval.board.chat import Service, add_chat
 from rag_train.eval.board.commands import before_chat
 from rag_train.eval.board.watch import Board, Reader
-from rag_train.eval.pages.matrix import write_matrix_report
+from rag_train.eval.report.matrix import write_matrix_report
 from rag_train.pages.page import ASKING_SCRIPTS, ASKING_STYLES, page
 
 try:
@@ -132,7 +132,7 @@ async def _stream(board: Board, over: Callable[[], bool]) -> AsyncIterator[str]:
 
 def _pages(root: Path, services: Sequence[Service]) -> list[tuple[str, int, dict[str, str]]]:
     """Return text, status and headers of two pages: the runs below ``root``, and the chat with ``services``."""
-    scripts = ("pages/elements.js", "eval/pages/plots.js", "eval/board/command.js", "eval/board/board.js")
+    scripts = ("pages/elements.js", "eval/board/plots.js", "eval/board/command.js", "eval/board/board.js")
     runs = page("eval/board/board.html.jinja", ["pages/base.css", "eval/board/board.css"], scripts, root=str(root))
     chat = page(
         "eval/board/chat.html.jinja",

@@ -14,7 +14,7 @@ from rag_train.eval.board.cards import Link, Run
 from rag_train.eval.board.commands import Settings, after_training, evaluate, serve
 from rag_train.eval.board.files import Tail, read_object
 from rag_train.eval.matrix.cell import EVALUATIONS
-from rag_train.eval.pages.results import duration
+from rag_train.table import duration
 from rag_train.training.result import METRICS, RESULT
 
 CURVES = ("loss", "eval_loss", "learning_rate", "rewards/margins", "rewards/accuracies", "eval_accuracy")

@@ -23,13 +23,14 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import yaml
+from scipy.special import stdtr
 
-from rag_train.eval.metrics.intervals import effect_across_seeds, holm
+from rag_train.eval.metrics.intervals import Interval, across_seeds, holm
 from rag_train.eval.metrics.scores import Metric, Score
 from rag_train.eval.metrics.summary import RunSummary
-from rag_train.eval.pages.results import ALWAYS, OURS
-from rag_train.schema import Question
+from rag_train.schema import Question, Record
 
 Verdict = Literal["holds", "fails", "cannot be told apart"]
 REFERENCE = Path(__file__).with_name("reference.yaml")
@@ -39,8 +40,56 @@ MARGIN = 0.02
 """The largest loss that still counts as "no worse", as a fraction: two points."""
 FIRST, LAST = "cold start", "stage 2"
 """Names of the first and the last of DeepRAG's stages in the tables."""
+OURS, ALWAYS = f"deeprag, {LAST}", f"deeprag-retrieve, {LAST}"
+"""Names of the trained model's run, and of the same model's when it always retrieves."""
 UNTUNED, TUNED = "untuned", "tuned"
 """Names of the models before and after the lessons."""
+
+
+class Placed(Record):
+    """A claim's difference in a run of one seed, among those of the reference seeds."""
+
+    here: float
+    seeds: list[float]
+    """The difference in each reference seed."""
+    margin: float
+
+    @property
+    def across(self) -> Interval:
+        """The mean over the reference seeds."""
+        return across_seeds(self.seeds)
+
+    @property
+    def expected(self) -> tuple[float, float]:
+        """The range that contains the difference of another seed with a probability of 95%."""
+        half = (self.across.hi - self.across.mean) * math.sqrt(len(self.seeds) + 1)
+        return self.across.mean - half, self.across.mean + half
+
+    @property
+    def outside(self) -> bool:
+        """Whether this run lies outside that range."""
+        lo, hi = self.expected
+        return not lo <= self.here <= hi
+
+
+class Claim(Record):
+    """A statement made before the run, and its outcome."""
+
+    text: str
+    verdict: str
+    """holds, fails, or cannot be told apart; of the reference seeds if the claim is placed among them."""
+    evidence: str
+    placed: Placed | None = None
+
+    def line(self) -> str:
+        """Return the claim, its verdict and its evidence in one line for the console."""
+        if not (found := self.placed):
+            return f"{self.verdict}: {self.text}: {self.evidence}"
+        across, outside = found.across, ", which is outside of what they let expect" if found.outside else ""
+        return (
+            f"{self.verdict}: {self.text}; {len(found.seeds)} reference seeds: {across.mean:+.3f} "
+            f"[{across.lo:+.3f}, {across.hi:+.3f}]; this run: {found.here:+.3f}{outside}"
+        )
 
 
 @dataclass(frozen=True)
@@ -99,14 +148,30 @@ def verdict(lo: float, hi: float, seeds: Sequence[float], margin: float = 0.0) -
 
 def verdicts(seeds: Mapping[str, Sequence[float]]) -> dict[str, Verdict]:
     """Decide claims of the mini world, given the difference in each of at least two seeds."""
-    found = {text: effect_across_seeds(values) for text, values in seeds.items()}
-    least = {text: -MINI_WORLD_CLAIMS[text].margin for text in found}
-    above = holm([effect.p_above(least[text]) for text, effect in found.items()], len(MINI_WORLD_CLAIMS))
-    below = holm([effect.p_below(least[text]) for text, effect in found.items()], len(MINI_WORLD_CLAIMS))
+    least = [-MINI_WORLD_CLAIMS[text].margin for text in seeds]
+    above = holm(
+        [p_above(values, bound) for values, bound in zip(seeds.values(), least, strict=True)],
+        len(MINI_WORLD_CLAIMS),
+    )
+    below = holm(
+        [p_below(values, bound) for values, bound in zip(seeds.values(), least, strict=True)],
+        len(MINI_WORLD_CLAIMS),
+    )
     return {
         text: "holds" if p <= LEVEL else "fails" if contrary <= LEVEL else "cannot be told apart"
-        for text, p, contrary in zip(found, above, below, strict=True)
+        for text, p, contrary in zip(seeds, above, below, strict=True)
     }
+
+
+def p_above(values: Sequence[float], bound: float) -> float:
+    """Return the one-sided p-value of the hypothesis that the mean is at most ``bound`` (Student's t test)."""
+    gap, error = np.mean(values) - bound, np.std(values, ddof=1) / math.sqrt(len(values))
+    return float(stdtr(len(values) - 1, -gap / error) if error else gap <= 0)
+
+
+def p_below(values: Sequence[float], bound: float) -> float:
+    """Return the one-sided p-value of the hypothesis that the mean is at least ``bound``."""
+    return p_above([-value for value in values], -bound)
 
 
 @cache

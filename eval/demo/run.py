@@ -20,7 +20,9 @@ from rag_train.eval.demo.claims import (
     CLAIMS,
     LESSONS_CLAIMS,
     MINI_WORLD_CLAIMS,
+    Claim,
     Compared,
+    Placed,
     clusters,
     differences,
     pooled,
@@ -28,23 +30,15 @@ from rag_train.eval.demo.claims import (
     verdict,
     verdicts,
 )
+from rag_train.eval.demo.page import write_report
 from rag_train.eval.demo.recipe import DemoRecipe
+from rag_train.eval.demo.results import Example, Provenance, ReportData, Timing, save_results
 from rag_train.eval.demo.seed import Seed
-from rag_train.eval.matrix.tables import cause_table, decision_table, hops_table, main_table
+from rag_train.eval.matrix.tables import cause_table, decision_table, main_table, parts_table
 from rag_train.eval.metrics.boundary import DecisionCounts, fact_counts, paired_bootstrap_mcc
-from rag_train.eval.metrics.intervals import Effect, Interval, effect_across_seeds, paired_bootstrap
+from rag_train.eval.metrics.intervals import Interval, across_seeds, paired_bootstrap
 from rag_train.eval.metrics.scores import Score, score
 from rag_train.eval.metrics.summary import pool
-from rag_train.eval.pages.results import (
-    Claim,
-    Example,
-    Placed,
-    Provenance,
-    ReportData,
-    Timing,
-    save_results,
-    write_report,
-)
 from rag_train.eval.peak_memory import peak_memory
 from rag_train.progress import console
 from rag_train.provenance import code_version, machine
@@ -76,7 +70,7 @@ def run_demo(
     save_results(output / "demo.json", data)
     write_report(output / "demo.html", data)
     summaries = pool(data.runs)
-    for table in (main_table, decision_table, hops_table, cause_table):
+    for table in (main_table, decision_table, parts_table, cause_table):
         console.print(table(summaries))
     if any(claim.placed for claim in data.claims):
         console.print("One seed cannot decide a claim: the verdicts are those of the reference seeds.")
@@ -103,7 +97,7 @@ def claims(recipe: DemoRecipe, results: Sequence[Seed]) -> list[Claim]:
     if recipe.miniworld and len(results) > 1:
         decided = verdicts(by_seed)
         return [
-            Claim(text=text, verdict=decided[text], evidence=_evidence(effect_across_seeds(values), stated[text]))
+            Claim(text=text, verdict=decided[text], evidence=_evidence(across_seeds(values), stated[text]))
             for text, values in by_seed.items()
         ]
     found = []
@@ -118,7 +112,7 @@ def claims(recipe: DemoRecipe, results: Sequence[Seed]) -> list[Claim]:
     return found
 
 
-def _evidence(found: Interval | Effect, claim: Compared) -> str:
+def _evidence(found: Interval, claim: Compared) -> str:
     return f"{found.mean:+.3f} [{found.lo:+.3f}, {found.hi:+.3f}] {claim.unit}"
 
 

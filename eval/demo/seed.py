@@ -12,11 +12,11 @@ from typing import Any
 
 from rag_train.eval.demo.claims import FIRST
 from rag_train.eval.demo.recipe import DemoRecipe, StageRecipe
+from rag_train.eval.demo.results import Curve, Series
 from rag_train.eval.demo.stages import Data, Stage, fine_tune, search
 from rag_train.eval.demo.world import Known, open_world
 from rag_train.eval.matrix.answers import Answers, needs_attention
 from rag_train.eval.metrics.summary import RunSummary, summarize
-from rag_train.eval.pages.results import Curve, Series
 from rag_train.llm.base import LLM
 from rag_train.llm.checkpoint import base_of, check_adapter
 from rag_train.llm.engines import Adapted

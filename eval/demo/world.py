@@ -12,7 +12,7 @@ from typing import Any
 
 from rag_train.data_synth.deeprag.cold_start import ColdStartConfig
 from rag_train.eval.demo.recipe import AtlasRecipe, DemoRecipe, MiniWorldRecipe
-from rag_train.eval.pages.results import Curve, Series
+from rag_train.eval.demo.results import Curve, Series
 from rag_train.formats import deeprag, reader
 from rag_train.llm.base import LLM
 from rag_train.retrieval.index.bm25 import BM25Index

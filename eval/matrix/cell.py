@@ -12,7 +12,7 @@ from rag_train.errors import UserError
 from rag_train.eval.metrics.summary import RunSummary
 from rag_train.schema import Record
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MATRIX = "matrix.json"
 EVALUATIONS = "evaluations.jsonl"
 """Name of the file in a training run with the evaluations of its checkpoints."""
@@ -56,7 +56,7 @@ class Cell(Record):
 class Matrix(Record):
     """The contents of ``matrix.json``."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     cells: list[Cell] = Field(default_factory=list)
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from rag_train.errors import UserError
 from rag_train.eval.matrix.cell import Cell, load_matrix
 from rag_train.eval.matrix.store import read_cell
-from rag_train.eval.metrics.intervals import Interval, mcnemar, paired_bootstrap
+from rag_train.eval.metrics.intervals import Interval, holm, mcnemar, paired_bootstrap
 from rag_train.eval.metrics.scores import METRICS, Metric, pair_scores
 from rag_train.schema import Question, Record
 from rag_train.table import Table
@@ -79,16 +79,6 @@ def cluster_of(question: Question) -> str:
     """Return a question's subject: its ``metadata["cluster"]``, else the entity of its first hop, else its id."""
     subject = question.metadata.get("cluster") or (question.decomposition and question.decomposition[0].entity)
     return str(subject or question.id)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values for multiple comparisons, keeping their order (Holm 1979)."""
-    corrected = [0.0] * len(p_values)
-    most = 0.0
-    for rank, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        most = max(most, min(1.0, (len(p_values) - rank) * p_values[i]))
-        corrected[i] = most
-    return corrected
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:

@@ -8,12 +8,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rag_train.eval.matrix.cell import Cell
 from rag_train.eval.metrics.boundary import DecisionCounts
 from rag_train.eval.metrics.causes import CAUSES
 from rag_train.eval.metrics.intervals import Interval
-from rag_train.eval.metrics.summary import RunSummary, counted
+from rag_train.eval.metrics.summary import RunSummary, counted, pool
 from rag_train.table import NOTHING, Table
 
 NEAR = 0.002
@@ -77,25 +78,25 @@ def decision_table(runs: Sequence[RunSummary]) -> Table:
     )
 
 
-def hops_table(runs: Sequence[RunSummary]) -> Table:
-    """Return scores and retrievals by the number of hops of the question; F1 unless it is `NEAR` EM."""
+def parts_table(runs: Sequence[RunSummary]) -> Table:
+    """Return scores and retrievals by number of hops and by type of question; F1 unless it is `NEAR` EM."""
     scores = {"em": "EM", "f1": "F1"}
-    if all(_near(h.f1, h.em) for run in runs for h in run.by_hops):
+    if all(_near(part.f1, part.em) for run in runs for part in run.parts):
         del scores["f1"]
     return Table(
-        title="By number of hops",
+        title="By hops and type",
         caption="Scores in percent; mean retrievals per question.",
-        columns=["Strategy", "Hops", "Questions", *scores.values(), "Retrievals"],
+        columns=["Strategy", "Part", "Questions", *scores.values(), "Retrievals"],
         rows=[
             [
                 run.name,
-                str(h.hops),
-                str(h.questions),
-                *(_percent(getattr(h, name)) for name in scores),
-                _number(h.retrievals),
+                part.name,
+                str(part.questions),
+                *(_percent(getattr(part, name)) for name in scores),
+                _number(part.retrievals),
             ]
             for run in runs
-            for h in run.by_hops
+            for part in run.parts
         ],
         notes=[_interval_note(runs)],
     )
@@ -205,35 +206,60 @@ def reliability_table(runs: Sequence[RunSummary]) -> Table:
     )
 
 
-def matrix_tables(cells: Sequence[Cell]) -> list[Table]:
-    """Return all tables with rows, by dataset. A row is named by what distinguishes it from the other rows.
+class ResultSet(NamedTuple):
+    """The results of a dataset, or of one set of its questions."""
 
-    Cells that answer different questions of a dataset are in different tables.
-    """
-    parts = ("model", "retriever", "seed")
-    varying = [part for part in parts if len({getattr(cell, part) for cell in cells}) > 1]
-    tables: list[Table] = []
-    sets = dict.fromkeys((cell.dataset, cell.questions) for cell in cells)
-    for dataset, questions in sets:
-        runs = [
-            cell.summary.model_copy(update={"stage": ", ".join(str(getattr(cell, part)) for part in varying)})
-            for cell in cells
-            if cell.questions == questions
-        ]
-        if sum(other == dataset for other, _ in sets) > 1:
-            dataset = f"{dataset} ({runs[0].questions:,} questions, {Path(questions).name})"
-        order = (
-            main_table,
-            measures_table,
-            hops_table,
-            cause_table,
-            decision_table,
-            reliability_table,
-            depth_table,
-        )
-        made = [make(runs) for make in (*order, cost_table)]
-        tables += [replace(table, title=f"{dataset}: {table.title}") for table in made if table.rows]
-    return tables
+    name: str
+    runs: list[RunSummary]
+    """A run for each configuration, named by what distinguishes it from the others; seeds are joined."""
+    seeds: list[RunSummary]
+    """The same runs by seed."""
+
+
+def result_sets(cells: Sequence[Cell]) -> list[ResultSet]:
+    """Return the cells by dataset. Cells of one seed that answer different questions are in different sets."""
+    parts = [part for part in ("model", "retriever") if len({getattr(cell, part) for cell in cells}) > 1]
+    found: list[ResultSet] = []
+    for dataset in dict.fromkeys(cell.dataset for cell in cells):
+        own = [cell for cell in cells if cell.dataset == dataset]
+        by_seed = {
+            seed: {cell.questions for cell in own if cell.seed == seed} for seed in {cell.seed for cell in own}
+        }
+        if all(len(files) == 1 for files in by_seed.values()):
+            groups = {dataset: own}
+        else:
+            files = dict.fromkeys(cell.questions for cell in own)
+            groups = {
+                f"{dataset} ({group[0].summary.questions:,} questions, {Path(file).name})": group
+                for file in files
+                if (group := [cell for cell in own if cell.questions == file])
+            }
+        for name, group in groups.items():
+            seeds = [
+                cell.summary.model_copy(update={"stage": ", ".join(getattr(cell, part) for part in parts)})
+                for cell in group
+            ]
+            found.append(ResultSet(name, pool(seeds), seeds))
+    return found
+
+
+TABLES = (
+    main_table,
+    measures_table,
+    parts_table,
+    cause_table,
+    decision_table,
+    reliability_table,
+    depth_table,
+    cost_table,
+)
+"""The tables of an evaluation, in this order; those without rows are left out."""
+
+
+def matrix_tables(cells: Sequence[Cell]) -> list[Table]:
+    """Return all tables with rows of each `ResultSet`."""
+    made = [(name, make(runs)) for name, runs, _ in result_sets(cells) for make in TABLES]
+    return [replace(table, title=f"{name}: {table.title}") for name, table in made if table.rows]
 
 
 def matrix_csv(cells: Sequence[Cell]) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.special import ndtr, stdtr, stdtrit
+from scipy.special import stdtrit
 
 from rag_train.eval.metrics.scores import Metric, Score, pair_scores
 from rag_train.schema import Record
@@ -147,50 +147,17 @@ def mcnemar(first: Sequence[Score], second: Sequence[Score]) -> float:
     return min(1.0, 2 * tail / 2**n)
 
 
-class Effect(Interval):
-    """A measured difference: its mean, its 95% interval, and the distribution that the interval comes from."""
-
-    se: float
-    """Standard error of the mean."""
-    df: int | None
-    """Degrees of freedom of Student's t; None for the normal distribution."""
-
-    def p_above(self, bound: float) -> float:
-        """Return the one-sided p-value of the hypothesis that the difference is at most ``bound``."""
-        gap = self.mean - bound
-        if not self.se:
-            return float(gap <= 0)
-        return float(ndtr(-gap / self.se) if self.df is None else stdtr(self.df, -gap / self.se))
-
-    def p_below(self, bound: float) -> float:
-        """Return the one-sided p-value of the hypothesis that the difference is at least ``bound``."""
-        return (-self).p_above(-bound)
-
-    def __neg__(self) -> Effect:
-        return self.model_copy(update={"mean": -self.mean, "lo": -self.hi, "hi": -self.lo})
-
-
-def effect_across_seeds(values: Sequence[float]) -> Effect:
+def across_seeds(values: Sequence[float]) -> Interval:
     """Return the mean over seeds with Student's t interval (95%): the seed is the unit.
 
-    A seed is a world, its model and its training. The variance between seeds contains that of entities and
-    questions within a seed, so one number per seed is enough. All claims use this interval and not a hierarchical
-    bootstrap over seeds and entities: with six to eight seeds, resampled seeds vary too little (by the factor
-    (n-1)/n in variance, and with normal instead of t quantiles), so that such intervals are too narrow.
-
-    Raises ValueError for fewer than two values.
+    The variance between seeds contains that of entities and questions within a seed, so one number per seed is
+    enough. Raises ValueError for fewer than two values.
     """
     n = len(values)
     if n < 2:
         raise ValueError("an interval across seeds needs at least two seeds")
-    mean, se = float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(n)
-    half = float(stdtrit(n - 1, 0.975)) * se
-    return Effect(mean=mean, lo=mean - half, hi=mean + half, se=se, df=n - 1)
-
-
-def across_seeds(values: Sequence[float]) -> Interval:
-    """Return the interval of `effect_across_seeds` alone."""
-    return Interval(**effect_across_seeds(values).model_dump(include=set(Interval.model_fields)))
+    mean, half = float(np.mean(values)), float(stdtrit(n - 1, 0.975) * np.std(values, ddof=1)) / math.sqrt(n)
+    return Interval(mean=mean, lo=mean - half, hi=mean + half)
 
 
 def share_across_seeds(values: Sequence[float]) -> Interval:
@@ -199,10 +166,13 @@ def share_across_seeds(values: Sequence[float]) -> Interval:
     return Interval(mean=interval.mean, lo=max(0.0, interval.lo), hi=min(1.0, interval.hi))
 
 
-def holm(p_values: Sequence[float], size: int) -> list[float]:
-    """Return the p-values adjusted for ``size`` hypotheses (Holm 1979); those not given count as not rejected."""
+def holm(p_values: Sequence[float], size: int | None = None) -> list[float]:
+    """Return the p-values adjusted for ``size`` hypotheses (Holm 1979), by default as many as p-values.
+
+    The hypotheses whose p-values are not given count as not rejected.
+    """
     adjusted, highest = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(np.argsort(p_values, kind="stable").tolist()):
-        highest = max(highest, min(1.0, (size - rank) * p_values[i]))
+        highest = max(highest, min(1.0, ((size or len(p_values)) - rank) * p_values[i]))
         adjusted[i] = highest
     return adjusted

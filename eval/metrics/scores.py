@@ -38,7 +38,6 @@ class Score(Record):
     """Scores and costs of one question: scores in [0, 1], costs as counts."""
 
     question_id: str
-    hops: int | None
     em: float
     f1: float
     accuracy: float
@@ -128,7 +127,6 @@ def _score(question: Question, trajectory: Trajectory) -> Score:
     rules = rules_of(question)
     return Score(
         question_id=question.id,
-        hops=question.hops,
         em=float(exact_match(trajectory.answer, question.answers, rules)),
         f1=f1(trajectory.answer, question.answers, rules),
         accuracy=float(accurate(trajectory.answer, question.answers, rules)),

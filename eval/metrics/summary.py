@@ -25,10 +25,10 @@ from rag_train.eval.metrics.scores import OPTIONAL, Score, TokenUse, distributio
 from rag_train.schema import Question, Record, Trajectory
 
 
-class Hops(Record):
-    """Results on the questions with a given number of hops."""
+class Part(Record):
+    """Results on the questions with a number of hops, or of a type."""
 
-    hops: int
+    name: str
     questions: int
     em: Interval
     f1: Interval
@@ -75,7 +75,8 @@ class RunSummary(Record):
     cut: float = 0.0
     """Number of trajectories in which the token limit cut a module's text."""
     tokens: dict[str, TokenUse]
-    by_hops: list[Hops]
+    parts: list[Part] = Field(default_factory=list)
+    """Results by number of hops, then by type of question."""
     subqueries: dict[int, float]
     """Share of questions by number of subqueries (Figure 3a)."""
     retrieval_counts: dict[int, float]
@@ -158,10 +159,7 @@ def summarize(
         unparsed=sum(t.unparsed for t in trajectories),
         cut=sum(t.cut for t in trajectories),
         tokens=token_use(trajectories),
-        by_hops=[
-            _hops(hops, [s for s in scores if s.hops == hops])
-            for hops in sorted({s.hops for s in scores if s.hops is not None})
-        ],
+        parts=_parts(questions, scores),
         subqueries=distribution(s.steps for s in scores),
         retrieval_counts=distribution(s.retrievals for s in scores),
         cot_boundary=None if cot is None else boundary_by_cot(questions, trajectories, cot),
@@ -190,14 +188,23 @@ def _wording(trajectories: Sequence[Trajectory]) -> Wording | None:
     return Wording(wh=wh / subqueries, conjunctions=conjunctions / subqueries) if subqueries else None
 
 
-def _hops(hops: int, scores: Sequence[Score]) -> Hops:
-    return Hops(
-        hops=hops,
-        questions=len(scores),
-        em=share([s.em for s in scores]),
-        f1=share([s.f1 for s in scores]),
-        retrievals=bootstrap([s.retrievals for s in scores]),
-    )
+def _parts(questions: Sequence[Question], scores: Sequence[Score]) -> list[Part]:
+    """Return the results by number of hops and by type."""
+    pairs = list(zip(questions, scores, strict=True))
+    hops = sorted({question.hops for question in questions if question.hops is not None})
+    groups = {f"{n} hop{'s' * (n != 1)}": [s for q, s in pairs if q.hops == n] for n in hops}
+    types = sorted({question.type for question in questions if question.type})
+    groups |= {f"type {name}": [s for q, s in pairs if q.type == name] for name in types}
+    return [
+        Part(
+            name=name,
+            questions=len(of),
+            em=share([s.em for s in of]),
+            f1=share([s.f1 for s in of]),
+            retrievals=bootstrap([s.retrievals for s in of]),
+        )
+        for name, of in groups.items()
+    ]
 
 
 def pool(runs: Sequence[RunSummary]) -> list[RunSummary]:
@@ -239,7 +246,7 @@ def _join(runs: Sequence[RunSummary]) -> RunSummary:
         unparsed=sum(run.unparsed for run in runs) / n,
         cut=sum(run.cut for run in runs) / n,
         tokens=_mean_tokens(runs),
-        by_hops=_pooled_hops([run.by_hops for run in runs]),
+        parts=_pooled_parts([run.parts for run in runs]),
         subqueries=_mean_shares([run.subqueries for run in runs]),
         retrieval_counts=_mean_shares([run.retrieval_counts for run in runs]),
         cot_boundary=sum(cot[1:], start=cot[0]) if cot else None,
@@ -261,19 +268,19 @@ def _join(runs: Sequence[RunSummary]) -> RunSummary:
     )
 
 
-def _pooled_hops(seeds: Sequence[Sequence[Hops]]) -> list[Hops]:
-    """Return each number of hops over the seeds that have such questions."""
-    parts: dict[int, list[Hops]] = {}
+def _pooled_parts(seeds: Sequence[Sequence[Part]]) -> list[Part]:
+    """Return each part over the seeds that have such questions."""
+    groups: dict[str, list[Part]] = {}
     for part in chain.from_iterable(seeds):
-        parts.setdefault(part.hops, []).append(part)
-    return [_joined_hops(parts[hops]) for hops in sorted(parts)]
+        groups.setdefault(part.name, []).append(part)
+    return [_joined_parts(groups[name]) for name in sorted(groups)]
 
 
-def _joined_hops(parts: Sequence[Hops]) -> Hops:
+def _joined_parts(parts: Sequence[Part]) -> Part:
     if len(parts) == 1:
         return parts[0]
-    return Hops(
-        hops=parts[0].hops,
+    return Part(
+        name=parts[0].name,
         questions=parts[0].questions,
         em=_share_across([part.em for part in parts]),
         f1=_share_across([part.f1 for part in parts]),

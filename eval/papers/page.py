@@ -81,7 +81,7 @@ def reproduce(paper: str | None, id: str | None, source: CheckpointSource, outpu
     )
     tables = [claims_table(found.claims), *tables_of(found.cells)]
     style, style_hash = inline("pages/base.css")
-    page = template("eval/pages/reproduction.html.jinja").render(
+    page = template("eval/papers/page.html.jinja").render(
         about=found.about, tables=[Markup(table.html()) for table in tables], style=style, style_hash=style_hash
     )
     text = "\n".join([*(f"{line}\n" for line in found.about), *(table.markdown() for table in tables)])

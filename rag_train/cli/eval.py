@@ -407,13 +407,14 @@ def draw_report(
     ],
     output: Annotated[Path, typer.Argument(help="HTML file to write.")],
 ) -> None:
-    """Write the HTML page of an evaluation: a single file that works offline."""
+    """Write the HTML page of an evaluation: a single file that works offline. Needs the extra eval."""
     if results.is_dir():
-        from rag_train.eval.pages.matrix import write_matrix_report
+        from rag_train.eval.report.matrix import write_matrix_report
 
         write_matrix_report(output, results)
     else:
-        from rag_train.eval.pages.results import load_results, write_report
+        from rag_train.eval.demo.page import write_report
+        from rag_train.eval.demo.results import load_results
 
         write_report(output, load_results(results))
     print(output)

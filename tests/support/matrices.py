@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rag_train.eval.matrix.cell import Cell, CellName
 from rag_train.eval.matrix.store import write_cell, write_matrix
-from rag_train.eval.pages.matrix import write_matrix_report
+from rag_train.eval.report.matrix import write_matrix_report
 from rag_train.schema import Decision, GoldStep, LLMCall, Passage, Plan, PlanNode, Question, Step, Trajectory
 
 EVIL = "</script><img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"

@@ -5,21 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.paths import DEMO
 
 from rag_train.eval.demo.claims import (
     CLAIMS,
     MINI_WORLD_CLAIMS,
+    Claim,
+    Placed,
     clusters,
     differences,
+    p_above,
+    p_below,
     pooled,
     reference,
     verdict,
     verdicts,
 )
-from rag_train.eval.metrics.intervals import effect_across_seeds
+from rag_train.eval.demo.page import write_report
+from rag_train.eval.demo.results import load_results
+from rag_train.eval.metrics.intervals import across_seeds
 from rag_train.eval.metrics.scores import score
-from rag_train.eval.pages.results import Claim, Placed, load_results, write_report
 from rag_train.schema import GoldStep, Question, Trajectory
 
 
@@ -65,11 +72,23 @@ def test_a_claim_is_decided_over_seeds_and_among_all_claims():
     found = verdicts(dict(zip(texts, [clear, clear, contrary, *rest], strict=True)))
     assert list(found.values()) == ["holds", "holds", "fails", *["cannot be told apart"] * 4]
     weak = [0.1, 0.5, 0.3, 0.2]
-    assert effect_across_seeds(weak).lo > 0
+    assert across_seeds(weak).lo > 0
     found = verdicts(dict(zip(texts, [*rest[:2], weak, *[clear] * 4], strict=True)))
     assert found[texts[2]] == "cannot be told apart"
     within = {texts[3]: [-0.010, -0.011, -0.009]}
     assert CLAIMS[texts[3]].margin == 0.02 and verdicts(within)[texts[3]] == "holds"
+
+
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=10), st.floats(-5, 5))
+def test_p_values_agree_with_the_interval(values: list[float], bound: float):
+    interval = across_seeds(values)
+    if interval.hi - interval.lo > 1e-5 and min(abs(interval.lo - bound), abs(interval.hi - bound)) > 1e-6:
+        assert (p_above(values, bound) < 0.025) == (interval.lo > bound)
+        assert (p_below(values, bound) < 0.025) == (interval.hi < bound)
+
+
+def test_seeds_without_variance_have_a_verdict_unless_they_tie():
+    assert (p_above([1.0, 1.0], 0), p_above([0.0, 0.0], 0)) == (0, 1)
 
 
 @pytest.mark.parametrize(("here", "outside"), [(1.2, False), (9.0, True), (-1.0, True)])
@@ -85,10 +104,10 @@ def test_page_of_one_seed_has_the_verdicts_of_the_reference_seeds(tmp_path: Path
     one = load_results(DEMO)
     write_report(tmp_path / "demo.html", one)
     page = (tmp_path / "demo.html").read_text(encoding="utf-8")
-    assert page.count('<svg class="strip"') == 7 and page.count(">cannot be told apart<") == 2
-    assert "hold over the reference seeds" in page
+    assert page.count('<div class="strip"') == 7 and page.count(">cannot be told apart<") == 2
+    assert "claims hold, over the reference seeds" in page
     several = [claim.model_copy(update={"placed": None}) for claim in one.claims]
     write_report(tmp_path / "demo.html", one.model_copy(update={"claims": several}))
     page = (tmp_path / "demo.html").read_text(encoding="utf-8")
     assert one.claims[0].evidence in page
-    assert '<svg class="strip"' not in page and "reference seeds" not in page
+    assert '<div class="strip"' not in page and "reference seeds" not in page

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.matrices import add_cell, numbered
 
 from rag_train.errors import UserError
-from rag_train.eval.matrix.compare import compare_cells, comparison_table, holm
+from rag_train.eval.matrix.compare import compare_cells, comparison_table
 
 
 def test_compares_cells_question_by_question(tmp_path: Path) -> None:
@@ -43,12 +40,3 @@ def test_compares_cells_question_by_question(tmp_path: Path) -> None:
         compare_cells(tmp_path, better.first, "few/s/d/none/0")
     with pytest.raises(UserError, match="no other cell has the questions of few"):
         compare_cells(tmp_path, "few/s/d/none/0")
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_holms_correction_keeps_the_order_of_p_values(p_values: list[float]) -> None:
-    corrected = holm(p_values)
-    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    assert corrected[order[0]] == min(1.0, len(p_values) * p_values[order[0]])
-    assert all(p <= q <= 1 for p, q in zip(p_values, corrected, strict=True))
-    assert all(corrected[i] <= corrected[j] for i, j in pairwise(order))

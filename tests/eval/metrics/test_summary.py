@@ -27,5 +27,7 @@ def test_hops_are_pooled_by_their_number():
         run(2, {2: [False, False], 3: [False]}),
     ]
     [pooled] = pool(seeds)
-    assert {part.hops: part.em.mean for part in pooled.by_hops} == {2: pytest.approx(0.5), 3: 0.5, 4: 0.0}
+    assert {part.name: part.em.mean for part in pooled.parts} == {
+        "2 hops": pytest.approx(0.5), "3 hops": 0.5, "4 hops": 0.0
+    }  # fmt: skip
     assert pooled.seeds == [0, 1, 2]

@@ -18,8 +18,8 @@ async function openPair() {
   return true;
 }
 
-/** Returns a digit per cell, such as "10" if A is right and B wrong; by accuracy if it is the measure, else by exact match. */
-const outcome = number => pair.outcomes.map(cell => cell[state.metric === "accuracy" ? "accuracy" : "em"][number]).join("");
+/** Returns a digit per cell, such as "10" if A is right and B wrong; by the measure. */
+const outcome = number => pair.outcomes.map(cell => cell[state.measure][number]).join("");
 
 async function drawExamples(opened) {
   if (opened && !(await openPair())) return;
@@ -67,13 +67,13 @@ function options(id, any, values, name) {
 /** Shows the paired difference between A and B, with Bonett and Price's interval (2012) and McNemar's exact test. */
 function paired(n, counts) {
   const { "10": wins = 0, "01": losses = 0 } = counts, alone = pair.cells.length < 2;
-  $("paired").hidden = !n || (alone && shown().length < 2);
+  $("paired").hidden = !n || (alone && index.cells.length < 2);
   const d = (wins - losses) / n, center = (wins - losses) / (n + 2);
   const half = 1.96 * Math.sqrt(((wins + losses + 2) / (n + 2) - center * center) / (n + 2));
   const signed = value => `${value < 0 ? "−" : "+"}${percent(Math.min(1, Math.abs(value)))}`;
-  $("paired").textContent = alone ? "No other configuration answered A's questions, so there is no paired comparison."
+  $("paired").textContent = alone ? "No other cell has A's questions, so there is no paired comparison."
     : `A − B over ${n === pair.questions.length ? "all" : "the selected"} ${plural(n, "question")}: ${signed(d)} points [${signed(center - half)}, ${signed(center + half)}] `
-    + `${state.metric === "accuracy" ? "accuracy" : "exact match"}, McNemar's exact test p = ${mcnemar(wins, losses).toPrecision(2)}.`;
+    + `${state.measure === "accuracy" ? "accuracy" : "exact match"}, McNemar's exact test p = ${mcnemar(wins, losses).toPrecision(2)}.`;
 }
 
 function mcnemar(wins, losses) {
@@ -173,8 +173,8 @@ function card(slot, cell, question, trajectory, passages) {
   const read = calls.reduce((sum, call) => sum + call[2], 0), written = calls.reduce((sum, call) => sum + call[3], 0);
   const cost = [plural(trajectory.retrievals, "retrieval"), plural(trajectory.rounds, "round"), plural(calls.reduce((sum, call) => sum + call[1], 0), "call"), plural(read + written, "token")];
   const places = steps.map(step => stepItem(step, question, passages));
-  return el("section", { class: `card ${slot}`, "aria-label": `${slot.toUpperCase()}: ${cellName(cell)}` },
-    el("h4", {}, el("span", { class: "slot" }, slot.toUpperCase()), ` ${cellName(cell)}`),
+  return el("section", { class: `card ${slot}`, "aria-label": `${slot.toUpperCase()}: ${cell.name}` },
+    el("h4", {}, el("span", { class: "slot" }, slot.toUpperCase()), ` ${cell.name}`),
     el("p", { class: "final" }, el("b", {}, trajectory.answer || "No answer"), " ", el("span", { class: `badge ${trajectory.right ? "right" : "wrong"}` }, trajectory.right ? "✓ right" : "✗ wrong"),
       !trajectory.right && trajectory.f1 > 0 && el("span", { class: "soft" }, ` F1 ${percent(trajectory.f1)}`)),
     el("p", { class: "soft" }, cost.join(" · ")),

@@ -19,7 +19,7 @@ from support.matrices import SIZE, Made
 
 from rag_train.cli.app import main
 from rag_train.eval.metrics.scores import score
-from rag_train.eval.pages.packing import Passages, pack_trajectory
+from rag_train.eval.report.packing import Passages, pack_trajectory
 from rag_train.schema import Decision, Passage, Step, Trajectory
 
 
@@ -105,8 +105,8 @@ MISTAKES: list[tuple[str, Callable[[str], str] | None, str]] = [
     (QUESTIONS, None, "No such file or directory, but matrix.json lists it"),
     (f"{PLANNER}.jsonl", None, "0.jsonl: No such file"),
     (f"{PLANNER}.scores.jsonl", None, "0.scores.jsonl: No such file"),
-    (MATRIX, swap('"schema_version": 1', '"schema_version": 2'), "version"),
-    (MATRIX, lambda _: '{"schema_version": 1, "cells": []}', "no cells"),
+    (MATRIX, swap('"schema_version": 2', '"schema_version": 1'), "version"),
+    (MATRIX, lambda _: '{"schema_version": 2, "cells": []}', "no cells"),
     (MATRIX, lambda text: text[:-9], "matrix.json: "),
     (QUESTIONS, lambda _: "", "no questions"),
     (QUESTIONS, doubled, "line 401: duplicate question 'q0'"),

@@ -1,14 +1,14 @@
-"""The page of an evaluation matrix: a self-contained HTML file to read, sort and compare cells.
+"""The page of an evaluation matrix: a self-contained HTML file with tables, plots, and examples to look through.
 
 The page uses no network: its content security policy allows only its own style and scripts, by hash. Texts of
-models and documents are data, either in blocks that cannot end their element (`rag_train.eval.pages.packing`) or in
-JSON with every ``<`` escaped; the script inserts them as text nodes only.
+models and documents are data: tables and plots escape them; the examples are blocks that cannot end their element
+(`rag_train.eval.report.packing`) and JSON with every ``<`` escaped, which the script inserts as text nodes only.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ from markupsafe import Markup
 from rag_train.errors import UserError
 from rag_train.eval.matrix.cell import MATRIX, Cell, load_matrix
 from rag_train.eval.matrix.store import read_answers, read_questions
+from rag_train.eval.matrix.tables import TABLES, result_sets
 from rag_train.eval.metrics.boundary import known_facts, normalized_facts
 from rag_train.eval.metrics.scores import Score
-from rag_train.eval.pages.figures import CellData, configurations
-from rag_train.eval.pages.packing import (
+from rag_train.eval.report.packing import (
     EXAMPLES,
     PASSAGES,
     Blocks,
@@ -30,17 +30,16 @@ from rag_train.eval.pages.packing import (
     pack_trajectory,
     to_json,
 )
+from rag_train.eval.report.plots import drawn
 from rag_train.schema import Question, Trajectory
 from rag_train.templates import inline, source_of, template
 
-STYLES = ("pages/base.css", "eval/pages/matrix.css", "pages/plan.css")
+STYLES = ("pages/base.css", "pages/plots.css", "eval/report/matrix.css", "pages/plan.css")
 SCRIPTS = (
     "pages/elements.js",
-    "eval/pages/plots.js",
     "pages/plan.js",
-    *(f"eval/pages/{name}.js" for name in ("base", "overview", "decisions", "examples", "main")),
+    *(f"eval/report/{name}.js" for name in ("base", "examples", "main")),
 )
-
 ARRIVAL = 'document.dispatchEvent(new Event("arrived"))'
 """Script after the blocks of the example list: announces them to the page before the other blocks arrive."""
 
@@ -56,25 +55,32 @@ def write_matrix_report(path: Path, directory: Path) -> None:
         raise UserError(f"{directory / MATRIX}: no cells; run `rag-train eval` first")
     listed, opened, passages = Blocks(), Blocks(), Passages()
     sets: dict[str, QuestionSet] = {}
-    read: list[CellData] = []
-    for cell in cells:
+    for number, cell in enumerate(cells):
         if cell.questions not in sets:
             asked = QuestionSet(len(sets), read_questions(directory / cell.questions))
             sets[cell.questions] = asked
             listed.add(f"questions-{asked.number}", pack_questions(asked.questions))
-        data, answers, trajectories = _pack_cell(directory, cell, sets[cell.questions], passages)
-        listed.add(f"outcomes-{len(read)}", pack_outcomes(answers, data.scores))
-        opened.add_chunks(f"trajectories-{len(read)}", trajectories, EXAMPLES)
-        read.append(data)
+        answers, scores, trajectories = _pack_cell(directory, cell, sets[cell.questions], passages)
+        listed.add(f"outcomes-{number}", pack_outcomes(answers, scores))
+        opened.add_chunks(f"trajectories-{number}", trajectories, EXAMPLES)
     opened.add_chunks("passages", [to_json(passage) for passage in passages.numbers], PASSAGES)
     index = {
         "examples": EXAMPLES,
         "passages": PASSAGES,
-        "sets": [len(asked.questions) for asked in sets.values()],
-        "cells": [{"id": cell.id, "seed": cell.seed, "set": sets[cell.questions].number} for cell in cells],
-        "configurations": configurations(read),
+        "cells": [
+            {"id": cell.id, "name": name, "set": sets[cell.questions].number, "em": cell.summary.em.mean}
+            for cell, name in zip(cells, _names(cells), strict=True)
+        ],
     }
-    _write(path, itertools.chain(_page(index, "".join(listed.html())), opened.html()))
+    _write(path, itertools.chain(_page(cells, index, "".join(listed.html())), opened.html()))
+
+
+def _names(cells: Sequence[Cell]) -> list[str]:
+    """Name each cell by its strategy, and by what else differs between cells."""
+    parts = ("strategy", "model", "retriever", "dataset", "seed")
+    shown = [part for part in parts if part == "strategy" or len({getattr(cell, part) for cell in cells}) > 1]
+    words = [[f"seed {cell.seed}" if part == "seed" else getattr(cell, part) for part in shown] for cell in cells]
+    return [" · ".join(each) for each in words]
 
 
 class QuestionSet:
@@ -88,33 +94,53 @@ class QuestionSet:
 
 def _pack_cell(
     directory: Path, cell: Cell, asked: QuestionSet, passages: Passages
-) -> tuple[CellData, list[str | None], list[str]]:
-    """Read a cell's files: its data, answers, and packed trajectories, since whole ones would not fit in memory."""
+) -> tuple[list[str | None], list[Score], list[str]]:
+    """Read a cell's files: answers, scores and packed trajectories, since whole ones would not fit in memory."""
 
     def pack(trajectory: Trajectory) -> tuple[str | None, str]:
         return trajectory.answer, pack_trajectory(trajectory, passages, asked.known)
 
     scores = read_answers(directory / cell.scores, Score, asked.questions, lambda score: score)
     packed = read_answers(directory / cell.trajectories, Trajectory, asked.questions, pack)
-    answers = [answer for answer, _ in packed]
-    empty = sum(not (answer or "").strip() for answer in answers)
-    return CellData(cell, asked.questions, scores, empty), answers, [text for _, text in packed]
+    return [answer for answer, _ in packed], scores, [text for _, text in packed]
 
 
-def _page(index: dict[str, Any], listed: str) -> Iterator[str]:
+def _page(cells: Sequence[Cell], index: dict[str, Any], listed: str) -> Iterator[str]:
     """Yield the page up to the blocks of the examples; ``listed`` are the blocks of the example list."""
     style, style_source = inline(*STYLES)
     script, script_source = inline(*SCRIPTS)
-    return template("eval/pages/matrix.html.jinja").generate(
+    sets = [
+        {
+            "name": name,
+            "tables": [Markup(table.html()) for make in TABLES if (table := make(runs)).rows],
+            "plots": drawn(runs, seeds),
+        }
+        for name, runs, seeds in result_sets(cells)
+    ]
+    return template("eval/report/matrix.html.jinja").generate(
         style=style,
         script=script,
         style_hash=style_source,
         script_hash=script_source,
         arrival=Markup(ARRIVAL),
         arrival_hash=source_of(ARRIVAL),
+        about=_about(cells),
+        sets=sets,
         index=Markup(to_json(index).replace("<", "\\u003c")),
         listed=Markup(listed),
     )
+
+
+def _about(cells: Sequence[Cell]) -> str:
+    nouns = {
+        "strategy": "strategies",
+        "model": "models",
+        "dataset": "datasets",
+        "retriever": "retrievers",
+        "seed": "seeds",
+    }
+    counts = {noun: len({getattr(cell, noun) for cell in cells}) for noun in nouns}
+    return ", ".join(f"{count} {noun if count == 1 else nouns[noun]}" for noun, count in counts.items()) + "."
 
 
 def _write(path: Path, parts: Iterable[str]) -> None:

@@ -11,11 +11,9 @@ import pytest
 from support.browser import Browser, chromium
 from support.matrices import EVIL, SIZE, Made, add_cell, numbered
 
-from rag_train.eval.metrics.boundary import known_facts
 from rag_train.eval.metrics.intervals import mcnemar
-from rag_train.eval.metrics.reliability import forecasts_by_facts, reliability
-from rag_train.eval.metrics.scores import OPTIONAL, score
-from rag_train.eval.pages.matrix import write_matrix_report
+from rag_train.eval.metrics.scores import score
+from rag_train.eval.report.matrix import write_matrix_report
 
 
 @pytest.fixture(scope="module")
@@ -64,52 +62,27 @@ def texts_of(page: Browser, selector: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_overview(made: Made, page: Browser):
-    assert texts_of(page, "#board tbody th") == ["planner", "decider", EVIL]
-    rates = [sum(made.right[name]) / SIZE for name in ("planner", "decider")]
-    assert [text[:4] for text in texts_of(page, "#board tbody td:nth-child(4)")[:2]] == [
-        f"{100 * r:.1f}" for r in rates
+def test_tables_and_plots(made: Made, page: Browser):
+    def column(number: int) -> list[str]:
+        rows = "[...document.querySelector('div.scroll > table').tBodies[0].rows]"
+        return page.run(f"{rows}.map(row => row.cells[{number}].textContent)")
+
+    def sort(number: int) -> None:
+        page.run(f"document.querySelectorAll('.table thead button')[{number}].click()")
+
+    assert column(0) == ["planner", "decider", EVIL]
+    assert [text.partition(" [")[0] for text in column(1)[:2]] == [
+        f"{100 * sum(made.right[name]) / SIZE:.1f}" for name in ("planner", "decider")
     ]
-    headings = texts_of(page, "#board thead th")[2:]
-    assert headings[:3] == ["n", "EM▾", "Retrievals"]  # F1 and accuracy equal exact match
-    empty = 100 * sum(not right for right in made.right["decider"]) / SIZE
-    row = dict(zip(headings, texts_of(page, "#board tbody tr:nth-child(2) td:not(.picks)"), strict=True))
-    assert (row["n"], row["Unparsed"], row["Empty"]) == (str(SIZE), "0.0", f"{empty:.1f}")
-    assert page.run("document.querySelectorAll('#frontier .point').length") == 3
-    page.run("document.querySelector('#board [data-key=\"sort-tokens\"]').click()")
-    assert texts_of(page, "#board tbody th") == [EVIL, "decider", "planner"]
-    assert page.run("document.querySelector('[aria-sort]').textContent") == "Tokens▴"
-    page.run("document.querySelector('#costs input[value=tokens]').click()")
-    assert "Tokens per question" in page.run("document.querySelector('#frontier').textContent")
-
-    by_hops = [q.hops for q in made.questions]
-    rights = [right for right, hops in zip(made.right["planner"], by_hops, strict=True) if hops == 3]
-    assert f"{100 * sum(rights) / len(rights):.1f} [" in texts_of(page, "#heat tbody tr:first-child td")[1]
-    known = sum(q.decomposition[0].known is True for q in made.questions)
-    cells = texts_of(page, "#confusions table:first-child tbody td")
-    assert cells == ["0 0%", f"{known} 100%", "0 0%", f"{SIZE - known} 100%"]
-    expected = reliability(forecasts_by_facts(made.trajectories["decider"], known_facts(made.questions)))
-    assert expected and f"decider ECE {expected.ece:.3f} over 400 steps" in texts_of(
-        page, "#reliability figcaption"
-    )
-    assert page.run("[...document.querySelectorAll('#modules .figure')].map(node => node.textContent)") == [
-        "220",
-        "25",
-        "2",
-    ]
-    assert_quiet(page, made)
-
-
-@pytest.mark.slow
-def test_draws_every_measure_and_cost(made: Made, page: Browser):
-    measures = [name for name in ("em", "f1", "accuracy", *OPTIONAL) if page.run(f"'{name}' in MEASURES")]
-    assert len(measures) > 3  # the decider never retrieves and has no retrieval measures
-    for measure in measures:
-        expected = page.run(f"index.configurations.filter(config => config.overall.{measure}).length")
-        for cost in page.run("Object.keys(COSTS)"):
-            update(page, metric=measure, cost=cost)
-            assert page.run("document.querySelectorAll('#frontier .point').length") == expected
-    assert page.run("document.querySelector('#metric').value") == measures[-1]
+    titles = texts_of(page, ".figures h3")
+    assert titles[:2] == ["Exact match and retrievals", "Exact match and tokens"] and len(titles) == 6
+    assert "planner" in texts_of(page, ".figures svg text")
+    sort(0)
+    assert column(0) == [EVIL, "decider", "planner"]
+    sort(1)
+    assert column(0) == ["planner", "decider", EVIL]
+    sort(1)  # a second click turns the order
+    assert column(0) == [EVIL, "decider", "planner"]
     assert_quiet(page, made)
 
 
@@ -171,7 +144,7 @@ def test_example(made: Made, page: Browser):
 @pytest.mark.slow
 def test_address_restores_the_view(made: Made, page: Browser):
     ids = {"a": made.ids["decider"], "b": made.ids["planner"]}
-    update(page, **ids, cost="llm_calls", outcome="01", hops="3")
+    update(page, **ids, measure="accuracy", outcome="01", hops="3")
     page.wait(
         "cellOf('a') === pair.cells[0] && matches.length > 2 && matches.every(number => outcome(number) === '01')"
     )
@@ -181,15 +154,9 @@ def test_address_restores_the_view(made: Made, page: Browser):
     show(page, made, address)
     assert page.run("document.querySelector('#example h3').textContent") == title
     assert page.run("[$('a').value, $('b').value, $('hops').value]") == [*ids.values(), "3"]
-    assert page.run("document.querySelector('#costs input:checked').value") == "llm_calls"
-    assert texts_of(page, "#board tr.a th, #board tr.b th") == ["planner", "decider"]
-    show(page, made, "#nowhere&a=gone&b=gone&metric=x&cost=__proto__&sort=constructor&dataset=x&hops=9&toString=1")
-    assert page.run("[state.a, state.b, state.metric, state.cost]") == [
-        made.ids["planner"],
-        made.ids["decider"],
-        "em",
-        "retrievals",
-    ]
+    assert page.run("$('measure').value") == "accuracy"
+    show(page, made, "#nowhere&a=gone&b=gone&measure=__proto__&hops=9&toString=1")
+    assert page.run("[state.a, state.b, state.measure]") == [made.ids["planner"], made.ids["decider"], "em"]
     assert_quiet(page, made)
 
 
@@ -216,15 +183,6 @@ def test_keyboard(made: Made, page: Browser):
     page.press("Escape")
     page.wait(f"matches.length === {SIZE}")
     assert page.run("[document.activeElement.id, $('search').value]") == ["search", ""]
-    page.run("document.querySelector('#frontier svg').focus()")
-    page.press("ArrowLeft")
-    assert page.run("$('readout').textContent").startswith("planner: ")
-    page.press("ArrowLeft")
-    page.press("Enter", shift=True)
-    assert page.run("state.b") == made.ids[EVIL] and page.run("document.activeElement.dataset.key") == "frontier"
-    page.run("document.querySelector('[data-key=\"sort-empty\"]').focus()")
-    page.press("Enter")
-    assert page.run("[document.activeElement.dataset.key, state.sort]") == ["sort-empty", "empty:up"]
     assert_quiet(page, made)
 
 
@@ -284,14 +242,11 @@ def test_cells_with_other_questions_or_without_right_answers(page: Browser, tmp_
         page.open("about:blank")
         page.open((tmp_path / "page.html").as_uri())
         page.wait("!!document.querySelector('#example h3')")
-        return page.run("$('headline').textContent")
+        return page.run("$('paired').textContent")
 
-    assert opened() == "No configuration has a right answer: every exact match is 0.0 [0.0, 49.0] percent. "
-    assert texts_of(page, "#frontier .tick")[:6] == ["0", "10", "20", "30", "40", "50"]
-    assert page.run("$('paired').textContent").startswith("A − B over all 4 questions: +0.0 points [−")
+    assert opened().startswith("A − B over all 4 questions: +0.0 points [−")
     add_cell(tmp_path, "c", numbered(4, 5), ["yes", "no"])
-    assert opened().endswith("2 configurations answered other questions and are not compared here.")
-    assert page.run("$('paired').textContent").startswith("No other configuration answered A's questions")
+    assert opened().startswith("No other cell has A's questions")
+    assert [text.partition(" (")[0] for text in texts_of(page, "main h2")] == ["d", "d", "Examples"]
     update(page, a=a.id)
-    assert texts_of(page, "#board tbody td:nth-child(3)") == ["2\N{NO-BREAK SPACE}≠", "4", "4"]
-    assert texts_of(page, "#b option") == ["s · a", "s · b"]
+    assert texts_of(page, "#b option") == ["s · b"]
