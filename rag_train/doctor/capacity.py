@@ -56,15 +56,14 @@ def training(preset: Preset, lora: LoraRecipe | None, devices: int) -> float:
 
 def sizes(preset: Preset) -> Architecture:
     """Return the sizes of the preset's model as the memory estimate takes them."""
-    hidden, layers, mlp, heads, key_heads, head, vocabulary = preset.size
     return Architecture(
         parameters=preset.parameters(),
-        layers=layers,
-        hidden=hidden,
-        mlp=mlp,
-        queries=heads * head,
-        keys=key_heads * head,
-        heads=heads,
-        vocabulary=vocabulary,
+        layers=preset.layers,
+        hidden=preset.hidden,
+        mlp=preset.mlp,
+        queries=preset.heads * preset.head,
+        keys=preset.key_heads * preset.head,
+        heads=preset.heads,
+        vocabulary=preset.vocabulary,
         linear=preset.linear(),
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+import asyncio
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rag_train.errors import ServiceError, masked
 
@@ -142,3 +144,60 @@ class LLM(Protocol):
     async def aclose(self) -> None:
         """Shut the engine down."""
         ...
+
+
+class Around:
+    """An engine around another, with the name, tokenizer and abilities of that one, and what it has beyond the
+    protocol, such as ``inspect``."""
+
+    name: str
+    tokenizer: PreTrainedTokenizerBase
+    abilities: Abilities
+
+    def __init__(self, llm: LLM):
+        self.llm = llm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.llm, name)
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        return await self.llm.complete(prompt, sampling)
+
+    async def aclose(self) -> None:
+        await self.llm.aclose()
+
+
+class Timed(Around):
+    """An engine that cancels a call after ``seconds``. What is beyond the protocol has no time limit."""
+
+    def __init__(self, llm: LLM, seconds: float):
+        super().__init__(llm)
+        self._seconds = seconds
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        """Continue ``prompt``; see `LLM.complete`. Cancels the call and raises EngineError at the time limit."""
+        limit = asyncio.timeout(self._seconds)
+        try:
+            async with limit:
+                return await self.llm.complete(prompt, sampling)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise EngineError(f"{self.name}: no answer within {self._seconds:g} s") from error
+
+
+class Adapted(Around):
+    """An engine restricted to one LoRA adapter."""
+
+    def __init__(self, llm: LLM, adapter: str):
+        super().__init__(llm)
+        self.name = f"{llm.name}+{Path(adapter).name}"
+        self.adapter = adapter
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        return await self.llm.complete(prompt, replace(sampling, adapter=self.adapter))
+
+    async def inspect(self, prompt: str, text: str) -> Any:
+        """Inspect the model with the adapter, if ``abilities.attention`` (see `TransformersEngine.inspect`)."""
+        engine: Any = self.llm
+        return await engine.inspect(prompt, text, self.adapter)

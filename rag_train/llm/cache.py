@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from rag_train.identity import model as model_identity
 from rag_train.jobs.cache import Cache
-from rag_train.llm.base import LLM, Abilities, Completion, Sampling
+from rag_train.llm.base import LLM, Around, Completion, Sampling
 from rag_train.llm.control import MARK
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _COMPLETIONS = TypeAdapter(Completion)
 
 
-class CachedEngine:
-    """An ``LLM`` that makes a call only if its answer is not yet in a file, which processes can share.
+class CachedEngine(Around):
+    """An engine that makes a call only if its answer is not yet in a file, which processes can share.
 
     Args:
         llm: the engine to call.
@@ -33,25 +30,9 @@ class CachedEngine:
     """
 
     def __init__(self, llm: LLM, path: Path, identity: Any):
-        self._llm = llm
+        super().__init__(llm)
         self._identity = identity
         self._cache = Cache(path, "RATL", "engine.cache")
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the engine beyond the protocol, which is not cached."""
-        return getattr(self._llm, name)
-
-    @property
-    def name(self) -> str:
-        return self._llm.name
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self._llm.tokenizer
-
-    @property
-    def abilities(self) -> Abilities:
-        return self._llm.abilities
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
         """Continue ``prompt``, from the file if it has the answer. Raises as the engine does, and UserError."""
@@ -62,10 +43,10 @@ class CachedEngine:
         with self._cache.user_errors():
             if value := self._cache.read([key]).get(key):
                 return _COMPLETIONS.validate_json(value)
-        completion = await self._llm.complete(prompt, sampling)
+        completion = await self.llm.complete(prompt, sampling)
         self._cache.write({key: _COMPLETIONS.dump_json(completion)})
         return completion
 
     async def aclose(self) -> None:
         self._cache.close()
-        await self._llm.aclose()
+        await super().aclose()

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from huggingface_hub import HfApi, try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
 
 from rag_train.errors import UserError
 from rag_train.llm.control import encoded
-from rag_train.llm.hub import PATIENCE, is_hub_name, refusal, snapshot
+from rag_train.llm.hub import commit_of, copy_of, is_hub_name, snapshot
 from rag_train.provenance import weights_sha256
 
 if TYPE_CHECKING:
@@ -27,7 +26,9 @@ def check_checkpoint(model: str) -> None:
     """
     path = Path(model)
     if is_hub_name(model):
-        return _check_hub(model)
+        if copy_of(model) is None:
+            commit_of(model)
+        return
     if not path.exists():
         raise UserError(f"model directory {model}: not found; give a checkpoint directory or a hub name")
     for name, remedy in (
@@ -95,15 +96,6 @@ def _check_weights(file: Path) -> None:
     except (SafetensorError, OSError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"model weights {file}: {reason}; copy or save the model again") from error
-
-
-def _check_hub(model: str) -> None:
-    try:
-        if isinstance(try_to_load_from_cache(model, "config.json"), str):
-            return
-        HfApi().model_info(model, timeout=PATIENCE)
-    except Exception as error:  # errors of the hub, of its client and of the network
-        raise refusal(model, error) from error
 
 
 def check_adapter(adapter: str) -> int:

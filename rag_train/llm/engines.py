@@ -20,13 +20,12 @@ from rag_train.identity import model as model_identity
 from rag_train.identity import tokenizer as tokenizer_identity
 from rag_train.jobs.retries import patiently
 from rag_train.llm import guide
-from rag_train.llm.base import LLM, Abilities, Completion, EngineError, Sampling
+from rag_train.llm.base import LLM, Adapted, EngineError, Timed
 from rag_train.llm.checkpoint import base_of, check_adapter
-from rag_train.llm.timeout import Timed
 from rag_train.recipe import Count, assign, parse_yaml, type_name
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 Dollars = Annotated[float, Field(ge=0)]
 Kind = Literal["vllm", "transformers", "openai", "chat"]
@@ -212,43 +211,12 @@ def parse_settings(option: str, pairs: Iterable[str]) -> dict[str, Any]:
     return given
 
 
-@dataclass(frozen=True)
-class Adapted:
-    """An engine restricted to one LoRA adapter."""
-
-    llm: LLM
-    adapter: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.llm.name}+{Path(self.adapter).name}"
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self.llm.tokenizer
-
-    @property
-    def abilities(self) -> Abilities:
-        return self.llm.abilities
-
-    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
-        return await self.llm.complete(prompt, replace(sampling, adapter=self.adapter))
-
-    async def inspect(self, prompt: str, text: str) -> Any:
-        """Inspect the model with the adapter, if ``abilities.attention`` (see `TransformersEngine.inspect`)."""
-        engine: Any = self.llm
-        return await engine.inspect(prompt, text, self.adapter)
-
-    async def aclose(self) -> None:
-        await self.llm.aclose()
-
-
 def identity(model: str, config: EngineConfig) -> dict[str, Any]:
     """Return all that the answers of an engine depend on: the identity of ``model``, and the engine's settings.
 
     A server's model has its name for an identity, and the weights if it is named after a directory of this machine.
     """
-    served = config.kind in ("openai", "chat") and not Path(model).exists()
+    served = config.kind in SERVERS and not Path(model).exists()
     return {"model": {"name": model} if served else model_identity(model), "engine": config.identity}
 
 
@@ -295,18 +263,20 @@ async def _connect(model: str, config: EngineConfig) -> LLM:
     from rag_train.llm.openai import OpenAIEngine
     from rag_train.llm.replicas import Replicas
 
-    names = ("key", "timeout", "requests_per_minute", "tokens_per_minute")
-    options: dict[str, Any] = {name: getattr(config, name) for name in names}
-    options["max_in_flight"] = config.max_sequences
+    replicas = Replicas(
+        config.urls,
+        key=config.key,
+        timeout=config.timeout,
+        max_in_flight=config.max_sequences,
+        requests_per_minute=config.requests_per_minute,
+        tokens_per_minute=config.tokens_per_minute,
+    )
+    options: dict[str, Any] = {"thinking": config.thinking, "extra": config.extra}
     if config.kind == "openai":
-        tokenizer, thinking = config.tokenizer, config.thinking
-        engine = OpenAIEngine.start(
-            config.urls, model, tokenizer=tokenizer, thinking=thinking, extra=config.extra, **options
-        )
+        engine = OpenAIEngine(replicas, model, tokenizer=config.tokenizer, **options)
     else:
         prices = (config.input_price, config.output_price)
-        thoughts = {"thinking": config.thinking, "thinking_tokens": config.thinking_tokens}
-        engine = ChatEngine(Replicas(config.urls, **options), model, **thoughts, prices=prices, extra=config.extra)
+        engine = ChatEngine(replicas, model, thinking_tokens=config.thinking_tokens, prices=prices, **options)
     try:
         await asyncio.create_task(patiently(engine.probe()))
     except BaseException as error:

@@ -34,9 +34,9 @@ def commit_of(model: str, revision: str | None = None) -> str:
         assert found is not None
         return found
     except Exception as error:  # errors of the hub, of its client and of the network
-        copy = _copy(model, revision)
+        copy = copy_of(model, revision)
         if copy is None:
-            raise refusal(model, error) from error
+            raise _refusal(model, error) from error
         return Path(copy).parent.name
 
 
@@ -49,10 +49,10 @@ def snapshot(model: str, commit: str) -> str:
     try:
         return snapshot_download(model, revision=commit, allow_patterns=FILES)
     except Exception as error:
-        raise refusal(model, error) from error
+        raise _refusal(model, error) from error
 
 
-def refusal(model: str, error: Exception) -> UserError:
+def _refusal(model: str, error: Exception) -> UserError:
     """Return the error to tell a user whose model the Hub does not give."""
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     return UserError(
@@ -61,7 +61,8 @@ def refusal(model: str, error: Exception) -> UserError:
     )
 
 
-def _copy(model: str, revision: str | None) -> str | None:
+def copy_of(model: str, revision: str | None = None) -> str | None:
+    """Return the config of a Hub model's copy on this machine, None if there is none."""
     try:
         found = try_to_load_from_cache(model, "config.json", revision=revision)
     except ValueError:  # not a valid name

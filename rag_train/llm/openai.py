@@ -36,7 +36,7 @@ from rag_train.progress import console
 from rag_train.retrieval.corpus import encodable
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 EXTENSIONS = (
     "structured_outputs",
@@ -102,22 +102,41 @@ class OpenAIEngine:
       no stop strings; the text is then cut here.
     - Without token ids, the text is tokenized again. A server that takes prompts as text only gets the text, if it
       reads the same tokens in it.
+
+    Args:
+        replicas: the servers.
+        model: name under which every replica serves the model.
+        tokenizer: directory or hub name of the model's tokenizer, if it is not ``model``.
+        thinking: see `load_tokenizer`.
+        extra: further fields of each request.
+
+    Raises:
+        UserError: if a replica does not answer or lists its models without ``model``, or the tokenizer cannot be
+            read.
     """
 
     def __init__(
         self,
         replicas: Replicas,
         model: str,
-        tokenizer: PreTrainedTokenizerBase,
-        adapters: dict[str, str],
-        context: int | None = None,
+        *,
+        tokenizer: str | None = None,
+        thinking: bool | None = None,
         extra: Mapping[str, Any] | None = None,
     ):
-        self.tokenizer = tokenizer
+        served = [_served(replica, model, replicas.headers) for replica in replicas.all]
+        names = [{card.id: card.id for card in cards} | _by_place(cards) for cards in served]
+        lengths = [card.max_model_len for cards in served for card in cards if card.id == model]
+        try:
+            self.tokenizer = load_tokenizer(tokenizer or model, thinking)
+        except UserError as error:
+            raise UserError(f"{error}; give the tokenizer's directory as engine.tokenizer") from error
         self.name = Path(model).name
         self.abilities = Abilities()
+        self._replicas = replicas
         self._model = model
-        self._context = context
+        self._adapters = {place: name for place, name in names[0].items() if all(place in each for each in names)}
+        self._context = min((length for length in lengths if length), default=None)
         self._extra = dict(extra or {})
         self._doubts = Doubts(lambda sampling: self._complete(_CONTROL, sampling))
         self._left_out: set[str] = set()
@@ -130,45 +149,6 @@ class OpenAIEngine:
         self._probing = False
         self._counts = False
         """Whether the server counts a prompt's tokens as the tokenizer does."""
-        self._adapters = adapters
-        self._replicas = replicas
-
-    @classmethod
-    def start(
-        cls,
-        urls: Sequence[str],
-        model: str,
-        *,
-        tokenizer: str | None = None,
-        thinking: bool | None = None,
-        extra: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> OpenAIEngine:
-        """Connect to running servers.
-
-        Args:
-            urls: addresses of the replicas, such as ``http://127.0.0.1:8000``.
-            model: name under which every replica serves the model.
-            tokenizer: directory or hub name of the model's tokenizer, if it is not ``model``.
-            thinking: see `load_tokenizer`.
-            extra: further fields of each request.
-            options: see `Replicas`.
-
-        Raises:
-            UserError: if ``urls`` is empty, a replica does not answer or lists its models without ``model``, or the
-                tokenizer cannot be read.
-        """
-        replicas = Replicas(urls, **options)
-        served = [_served(replica, model, replicas.headers) for replica in replicas.all]
-        names = [{card.id: card.id for card in cards} | _by_place(cards) for cards in served]
-        everywhere = {place: name for place, name in names[0].items() if all(place in each for each in names)}
-        try:
-            loaded = load_tokenizer(tokenizer or model, thinking)
-        except UserError as error:
-            raise UserError(f"{error}; give the tokenizer's directory as engine.tokenizer") from error
-        lengths = [card.max_model_len for cards in served for card in cards if card.id == model]
-        context = min((length for length in lengths if length), default=None)
-        return cls(replicas, model, loaded, everywhere, context, extra)
 
     async def probe(self) -> None:
         """Ask the servers with a few short calls what they can do, print it, and keep it.

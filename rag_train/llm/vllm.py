@@ -146,7 +146,7 @@ class VLLMEngine:
             settings |= {name: value for name, value in arguments.items() if value is not None}
             if reloads:
                 settings |= {
-                    "worker_extension_cls": "rag_train.llm.reload.Reload",
+                    "worker_extension_cls": "rag_train.llm.vllm.Reload",
                     "logprobs_mode": "processed_logprobs",
                 }
             tie()
@@ -234,6 +234,23 @@ class VLLMEngine:
         self._engine.shutdown()
         # AsyncLLM's destructor would shut down again when the interpreter exits, which fails.
         self._engine.shutdown = lambda timeout=None: None
+
+
+class Reload:
+    """Methods that vLLM adds to its workers (``worker_extension_cls``)."""
+
+    def load_checkpoint(self: Any, directory: str) -> None:
+        """Replace the weights of the worker's model by those of a checkpoint of the same architecture."""
+        from vllm.platforms import current_platform
+
+        self.reload_weights(weights_path=directory)
+        head = getattr(self.model_runner.get_model(), "lm_head", None)
+        if head is not None and current_platform.is_cpu():
+            # On CPUs, layers compute with a packed copy of their weights. vLLM 0.32 packs an output layer that is
+            # tied to the embeddings only when it starts.
+            from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+            dispatch_cpu_unquantized_gemm(head, remove_weight=False)
 
 
 def _check_known(arguments: Iterable[str], known: Collection[str]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from transformers import AutoConfig
 
-from rag_train.model_presets import PRESETS, Preset
+from rag_train.model_presets import PRESETS
 from rag_train.training.memory import architecture
 
 RELEASED = {
@@ -43,8 +44,7 @@ def test_shapes_have_the_released_number_of_parameters(name: str):
 def test_sizes_are_those_of_the_classes_of_transformers(name: str, tmp_path: Path):
     """One model of each family, with two layers."""
     preset = PRESETS[name]
-    hidden, _, *rest = preset.size
-    short = Preset(preset.hub, preset.family, (hidden, 2, *rest), preset.tied)
+    short = replace(preset, layers=2)
     AutoConfig.for_model(short.family, **short.configuration()).save_pretrained(tmp_path)
     counted = architecture(str(tmp_path))
     assert (counted.parameters, counted.linear) == (short.parameters(), short.linear())

@@ -26,7 +26,7 @@ def test_a_training_is_measured_beside_its_plan(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(gpu, "EXAMPLES", 8)
     monkeypatch.setattr(gpu, "TRAJECTORIES", 2)
     data = gpu.examples(tmp_path)
-    tiny = Preset("none/none", "qwen2", (64, 2, 128, 4, 2, 16, 4000), tied=False)
+    tiny = Preset("none/none", "qwen2", 64, 2, 128, 4, 2, 16, 4000)
     random_model(tmp_path / "tiny", tiny.configuration(), CONTROLLER, "bfloat16")
     for keys in (gpu.PACKED | {"sft": SFTRecipe(pack_tokens=1024)}, gpu.TREE | gpu.ADAPTERS):
         found = gpu.measure(gpu.recipe(tmp_path / "tiny", data, keys))

@@ -9,9 +9,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
 from rag_train.errors import UserError
-from rag_train.llm.base import Completion, EngineError, Sampling
+from rag_train.llm.base import Completion, EngineError, Sampling, Timed
 from rag_train.llm.checkpoint import load_tokenizer
-from rag_train.llm.timeout import Timed
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.llm.vllm import VLLMEngine
 from rag_train.worlds.mini.world import CHAINS, World

@@ -210,7 +210,7 @@ def test_engines_read_the_same_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(engine, "_generate", lambda ids, samplings: read.extend(ids) or generate(ids, samplings))
 
     async def ask(url: str) -> None:
-        remote = OpenAIEngine.start([url], "m", tokenizer=str(tmp_path))
+        remote = OpenAIEngine(Replicas([url]), "m", tokenizer=str(tmp_path))
         for prompt in prompts:
             await engine.complete(prompt, Sampling(max_tokens=1))
             await remote.complete(prompt, Sampling(max_tokens=1))

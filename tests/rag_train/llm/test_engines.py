@@ -172,7 +172,7 @@ def test_rejects_strangers_adapters_in_one_line(tmp_path: Path, config: str):
 def test_a_model_that_the_hub_does_not_give_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, name: str):
     asked = []
 
-    def gone(self: object, model: str, timeout: float) -> None:
+    def gone(self: object, model: str, revision: str | None, timeout: float) -> None:
         asked.append(timeout)
         raise OSError("404: Repository Not Found\nfor url")
 

@@ -25,6 +25,7 @@ from rag_train.llm.checkpoint import load_tokenizer
 from rag_train.llm.engines import EngineConfig, open_engine
 from rag_train.llm.memo import CallLog
 from rag_train.llm.openai import OpenAIEngine
+from rag_train.llm.replicas import Replicas
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.worlds.mini.world import CHAINS, World, WorldConfig
 
@@ -130,7 +131,7 @@ def test_vllm_server_agrees_with_transformers(world: World, model: str, vllm_ser
             with pytest.raises(UserError, match=r"adapter runs/stage2: .* does not serve it"):
                 await engine.complete("x", Sampling(adapter="runs/stage2"))
         with pytest.raises(UserError, match=rf"serves {model}, not other; give a served name as model"):
-            OpenAIEngine.start([vllm_server], "other")
+            OpenAIEngine(Replicas([vllm_server]), "other")
 
     asyncio.run(go())
 
@@ -152,7 +153,7 @@ def ask(
     """Make ``calls`` calls at the same time and return their completions or exceptions."""
 
     async def go() -> list[Any]:
-        engine = OpenAIEngine.start(urls, "mini", tokenizer=model, **options)
+        engine = OpenAIEngine(Replicas(urls, **options), "mini", tokenizer=model)
         replicas.retry_for.set(patience)
         try:
             prompts = [f"prompt {i}" for i in range(calls)]
@@ -295,7 +296,7 @@ def test_call_without_answer_fails_at_its_time_limit(model: str):
         end.wait(60)
 
     with serving(hang) as server, asyncio.Runner(loop_factory=lambda: loop) as runner:
-        engine = OpenAIEngine.start([server.url], "mini", tokenizer=model, timeout=600)
+        engine = OpenAIEngine(Replicas([server.url], timeout=600), "mini", tokenizer=model)
         with pytest.raises(EngineError, match="no answer within 600 s"):
             runner.run(engine.complete("prompt", Sampling()))
         end.set()
@@ -320,7 +321,7 @@ def test_calls_survive_a_server_restart(model: str):
         end.wait(60)
 
     async def go() -> list[Any]:
-        engine = OpenAIEngine.start([first.url], "mini", tokenizer=model)
+        engine = OpenAIEngine(Replicas([first.url]), "mini", tokenizer=model)
         in_progress = [asyncio.create_task(engine.complete(str(i), Sampling())) for i in range(4)]
         for _ in in_progress:
             await asyncio.to_thread(arrived.acquire)
@@ -372,7 +373,7 @@ def test_calls_go_to_the_replica_with_the_fewest_calls(model: str):
         return fine()
 
     async def go() -> None:
-        engine = OpenAIEngine.start([busy.url, idle.url], "mini", tokenizer=model, max_in_flight=3)
+        engine = OpenAIEngine(Replicas([busy.url, idle.url], max_in_flight=3), "mini", tokenizer=model)
         held = asyncio.create_task(engine.complete("held", Sampling()))
         await asyncio.sleep(0)
         for i in range(5):  # in sequence
@@ -400,7 +401,7 @@ def test_a_questions_calls_stay_on_a_replica_unless_it_falls_behind(model: str):
         return fine()
 
     async def go() -> None:
-        engine = OpenAIEngine.start([first.url, second.url], "mini", tokenizer=model)
+        engine = OpenAIEngine(Replicas([first.url, second.url]), "mini", tokenizer=model)
         logs = [CallLog(engine), CallLog(engine)]
         others = [asyncio.create_task(logs[0].complete("m", "start", Sampling()))]
         await asyncio.sleep(0)
@@ -434,7 +435,7 @@ def test_adapters_are_found_by_the_servers_name_or_directory(model: str, tmp_pat
     one, other = tmp_path / "a/stage1", tmp_path / "b/stage1"
 
     async def go(adapter: str) -> None:
-        engine = OpenAIEngine.start([server.url], "mini", tokenizer=model)
+        engine = OpenAIEngine(Replicas([server.url]), "mini", tokenizer=model)
         try:
             await engine.complete("x", Sampling(adapter=adapter))
         finally:
@@ -479,7 +480,7 @@ def test_a_server_is_asked_once_what_it_can_do(model: str, capfd, replies: list[
 
 def test_passwords_in_addresses_are_not_shown(model: str):
     with reserved_port() as port, pytest.raises(UserError) as caught:
-        OpenAIEngine.start([f"http://me:pa@ss@127.0.0.1:{port}"], "mini", tokenizer=model)
+        OpenAIEngine(Replicas([f"http://me:pa@ss@127.0.0.1:{port}"]), "mini", tokenizer=model)
     assert (
         "http://***@127.0.0.1" in str(caught.value) and "pa" not in str(caught.value).split("(")[0].split("://")[1]
     )
@@ -489,7 +490,7 @@ def test_passwords_in_addresses_are_not_shown(model: str):
 @pytest.mark.slow
 def test_start_rejects_unusable_servers(model: str):
     def start(*urls: str) -> None:
-        OpenAIEngine.start(urls, "mini", tokenizer=model)
+        OpenAIEngine(Replicas(urls), "mini", tokenizer=model)
 
     with pytest.raises(UserError, match=r"engine.urls: no server given; start a server with `vllm serve MODEL`"):
         start()
@@ -501,7 +502,7 @@ def test_start_rejects_unusable_servers(model: str):
         with pytest.raises(UserError, match=f"{nowhere}/v1 does not answer"):
             start(server.url, nowhere)
         with pytest.raises(UserError, match=r"cannot read its tokenizer .*; give .* as engine.tokenizer"):
-            OpenAIEngine.start([server.url], "./mini")
+            OpenAIEngine(Replicas([server.url]), "./mini")
         server.cards = "a page"
         with pytest.raises(UserError, match="is not an OpenAI-compatible server"):
             start(server.url)
