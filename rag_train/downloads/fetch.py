@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rag_train.downloads.catalogue import DataSet, File
+from rag_train.downloads.catalogue import CONVERSIONS, DataSet, File
 from rag_train.errors import UserError
 from rag_train.jobs.files import placed, sha256, write_text
 from rag_train.network import begin_reaching_hub, hub_address
@@ -126,7 +126,7 @@ def _made(data: DataSet, file: File, pinned: dict[str, RepoFile], folder: Path) 
     """Write ``file`` from its parts; return its size and hash, and those of the parts, for source.json."""
     parts = [_part(data, pinned[part], folder / PARTS) for part in file.parts]
     unfinished = folder / PARTS / f"{file.name}.tmp"
-    file.convert(parts, unfinished)
+    CONVERSIONS[file.how](parts, unfinished)
     from_parts = {part: sha256(path) for part, path in zip(file.parts, parts, strict=True)}
     written = unfinished.replace(folder / file.name)
     return {"sha256": sha256(written), "bytes": written.stat().st_size, "from": from_parts}

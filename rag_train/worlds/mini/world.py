@@ -17,7 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
+
 from rag_train.errors import UserError
+from rag_train.jobs.files import write_records, write_text
 from rag_train.schema import GoldStep, Passage, Question, Record
 
 SPLITS = ("lessons", "train", "dev", "test")
@@ -35,101 +38,15 @@ RELATIONS: dict[str, tuple[str, str, str]] = {
     "country": ("city", "country", "What"),
 }
 
-# Question wordings for each chain of relations; {x} is the root entity.
+_WORDINGS = yaml.safe_load((Path(__file__).parent / "wordings.yaml").read_text(encoding="utf-8"))
 CHAINS: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("director",): ("Who directed {x}?", "{x} was directed by whom?"),
-    ("star",): ("Who starred in {x}?", "Who played the lead in {x}?"),
-    ("release year",): ("When was {x} released?", "In which year did {x} come out?"),
-    ("birthplace",): ("Where was {x} born?", "In which city was {x} born?"),
-    ("birth year",): ("When was {x} born?", "In which year was {x} born?"),
-    ("spouse",): ("Who is {x} married to?", "Who did {x} marry?"),
-    ("country",): ("In which country is {x}?", "Which country does {x} belong to?"),
-    ("director", "birthplace"): (
-        "Where was the director of {x} born?",
-        "In which city was the person who directed {x} born?",
-    ),
-    ("director", "birth year"): (
-        "When was the director of {x} born?",
-        "In which year was the person who directed {x} born?",
-    ),
-    ("director", "spouse"): (
-        "Who is the director of {x} married to?",
-        "Who did the person who directed {x} marry?",
-    ),
-    ("star", "birthplace"): (
-        "Where was the star of {x} born?",
-        "In which city was the person who starred in {x} born?",
-    ),
-    ("star", "birth year"): (
-        "When was the star of {x} born?",
-        "In which year was the person who starred in {x} born?",
-    ),
-    ("star", "spouse"): (
-        "Who is the star of {x} married to?",
-        "Who did the person who starred in {x} marry?",
-    ),
-    ("spouse", "birthplace"): (
-        "Where was the spouse of {x} born?",
-        "In which city was the person who married {x} born?",
-    ),
-    ("spouse", "birth year"): (
-        "When was the spouse of {x} born?",
-        "In which year was the person who married {x} born?",
-    ),
-    ("birthplace", "country"): ("In which country was {x} born?", "Which country was {x} born in?"),
-    ("director", "birthplace", "country"): (
-        "In which country was the director of {x} born?",
-        "Which country was the person who directed {x} born in?",
-    ),
-    ("star", "birthplace", "country"): (
-        "In which country was the star of {x} born?",
-        "Which country was the person who starred in {x} born in?",
-    ),
-    ("spouse", "birthplace", "country"): (
-        "In which country was the spouse of {x} born?",
-        "Which country was the person who married {x} born in?",
-    ),
-    ("director", "spouse", "birthplace"): (
-        "Where was the spouse of the director of {x} born?",
-        "In which city was the person who married the director of {x} born?",
-    ),
-    ("star", "spouse", "birth year"): (
-        "When was the spouse of the star of {x} born?",
-        "In which year was the person who married the star of {x} born?",
-    ),
-    ("director", "spouse", "birthplace", "country"): (
-        "In which country was the spouse of the director of {x} born?",
-        "Which country was the person who married the director of {x} born in?",
-    ),
-    ("star", "spouse", "birthplace", "country"): (
-        "In which country was the spouse of the star of {x} born?",
-        "Which country was the person who married the star of {x} born in?",
-    ),
+    tuple(each["relations"]): tuple(each["questions"]) for each in _WORDINGS["chains"]
 }
-
-# Question wordings for comparisons of two roots {x} and {y}: how the values are compared, and the chain to them.
+"""Question wordings for each chain of relations; {x} is the root entity."""
 COMPARISONS: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {
-    ("earlier", ("release year",)): (
-        "Which film was released earlier, {x} or {y}?",
-        "Of the films {x} and {y}, which came out earlier?",
-    ),
-    ("earlier", ("birth year",)): (
-        "Who was born earlier, {x} or {y}?",
-        "Of {x} and {y}, who was born earlier?",
-    ),
-    ("same", ("director",)): (
-        "Were {x} and {y} directed by the same person?",
-        "Do {x} and {y} have the same director?",
-    ),
-    ("same", ("birthplace",)): (
-        "Were {x} and {y} born in the same city?",
-        "Do {x} and {y} have the same birthplace?",
-    ),
-    ("same", ("birthplace", "country")): (
-        "Were {x} and {y} born in the same country?",
-        "Are {x} and {y} from the same country?",
-    ),
+    (each["how"], tuple(each["relations"])): tuple(each["questions"]) for each in _WORDINGS["comparisons"]
 }
+"""Question wordings for comparisons of two roots, by how the values are compared and the chain to them."""
 
 FAMOUS_VIEWS = 100_000
 """Popularity of a famous entity, in monthly page views as in PopQA; all others have none."""
@@ -455,13 +372,11 @@ def write_world(world: World, directory: Path) -> dict[str, int]:
 
     Returns the number of records in each file.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     records: dict[str, Sequence[Record]] = {"corpus": world.corpus()}
     records |= {split: world.questions(split) for split in SPLITS}
     for name, lines in records.items():
-        text = "".join(line.model_dump_json() + "\n" for line in lines)
-        (directory / f"{name}.jsonl").write_text(text, encoding="utf-8")
-    (directory / "known.json").write_text(json.dumps(known_subqueries(world), indent=0), encoding="utf-8")
+        write_records(directory / f"{name}.jsonl", lines)
+    write_text(directory / "known.json", json.dumps(known_subqueries(world), indent=0))
     return {name: len(lines) for name, lines in records.items()} | {"facts": len(world.facts)}
 
 
