@@ -32,7 +32,7 @@ from rag_train.llm.memo import CallLog
 from rag_train.questions.hops import fold, mentions, plain
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord, Trajectory
-from rag_train.strategies.base import Ask, Kit, Run, asked, interleave
+from rag_train.strategies.base import Ask, Kit, Run, interleave
 from rag_train.strategies.dualrag import DualRAG
 from rag_train.strategies.kit import RoleConfig, parse_roles
 from rag_train.table import Table
@@ -215,20 +215,16 @@ class ProcessedDualRAG(DualRAG):
 async def _teacher_outcome(question: Question, recipe: DualRAGRecipe, teacher: Kit) -> Outcome:
     """Answer the question with the teacher; if the answer is correct, post-process what its modules wrote."""
     linker = Linker(recipe.linker, recipe.similarity)
-    asks: list[Ask | None] = []
-    token = asked.set(asks)
-    try:
-        strategy = ProcessedDualRAG(
-            teacher,
-            name="dualrag",
-            max_iterations=recipe.max_iterations,
-            candidates=recipe.candidates,
-            max_tokens=recipe.max_tokens,
-            linker=linker,
-        )
-        trajectory = await strategy.answer(question)
-    finally:
-        asked.reset(token)
+    strategy = ProcessedDualRAG(
+        teacher,
+        name="dualrag",
+        max_iterations=recipe.max_iterations,
+        candidates=recipe.candidates,
+        max_tokens=recipe.max_tokens,
+        linker=linker,
+    )
+    run = Run(strategy, question)
+    trajectory = await run.answer()
     correct = exact_match(trajectory.answer, question.answers, rules_of(question))
     judged = False
     if recipe.judge and trajectory.answer and not correct:
@@ -243,7 +239,7 @@ async def _teacher_outcome(question: Question, recipe: DualRAGRecipe, teacher: K
     counts["right" if correct else "right by the judge"] += 1
     records: list[SFTRecord] = []
     rejected: list[Rejected] = []
-    for place, ask in enumerate(asks):
+    for place, ask in enumerate(run.asks):
         if ask is None or TASKS[ask.task.name] not in recipe.capabilities:
             continue
         id, answer = f"{question.id}/{place}", _stripped(ask.answer)

@@ -11,10 +11,10 @@ from rag_train.errors import UserError
 from rag_train.identity import code
 from rag_train.jobs.files import read_records, write_records
 from rag_train.jobs.items import UNFIT, Outcome, cost, reason_of, run
-from rag_train.llm.memo import Kept, kept
+from rag_train.jobs.retries import current
 from rag_train.provenance import settings_hash
 from rag_train.schema import Question, Trajectory
-from rag_train.strategies.base import Kit, completed_steps
+from rag_train.strategies.base import Kit, Run
 from rag_train.strategies.registry import build, parse_strategy
 
 
@@ -71,21 +71,20 @@ class Answers:
         strategy = build(self.strategy, kit)
 
         async def work(question: Question) -> Outcome:
-            so_far = kept.get() or Kept()
-            steps = completed_steps()
+            answering = Run(strategy, question)
             try:
-                trajectory = await strategy.answer(question)
+                trajectory = await answering.answer()
             except (*UNFIT, UserError) as error:
                 ended = Trajectory(
                     question_id=question.id,
                     question=question.question,
                     strategy=strategy.name,
-                    steps=steps,
-                    calls=so_far.calls,
+                    steps=answering.steps,
+                    calls=current().calls,
                     error=str(error),
                     refused="" if isinstance(error, UserError) else reason_of(error),
                 )
-                so_far.records = [ended]
+                current().records = [ended]
                 raise
             return Outcome([trajectory], cost(trajectory.calls))
 

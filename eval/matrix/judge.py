@@ -18,10 +18,11 @@ from rag_train.identity import code
 from rag_train.jobs.files import read_records
 from rag_train.jobs.items import UNFIT, Outcome, cost, reason_of, run
 from rag_train.jobs.partial import REJECTED
+from rag_train.jobs.retries import current
 from rag_train.judge import JUDGE, JudgeInput, verdict
 from rag_train.llm.base import LLM
 from rag_train.llm.engines import EngineConfig, identity, open_engine
-from rag_train.llm.memo import CallLog, Kept, kept
+from rag_train.llm.memo import CallLog
 from rag_train.provenance import settings_hash
 from rag_train.schema import Question, Record, Trajectory
 
@@ -78,8 +79,7 @@ async def judge_answers(llm: LLM, answers: Sequence[JudgeInput], output: Path, p
         try:
             right = await verdict(log, llm, answer)
         except UNFIT as error:
-            so_far = kept.get() or Kept()
-            so_far.records = [JudgeVerdict(digest=answer.digest, right=None, refused=reason_of(error))]
+            current().records = [JudgeVerdict(digest=answer.digest, right=None, refused=reason_of(error))]
             raise
         return Outcome([JudgeVerdict(digest=answer.digest, right=right)], cost(log.calls))
 

@@ -45,8 +45,7 @@ from pydantic import BaseModel, ValidationError
 from rag_train.errors import PromptTooLong, Refused, ServiceError, UserError
 from rag_train.jobs.files import new_file, to_json
 from rag_train.jobs.partial import append, claimed, completed, partial_files, rejected_file, sidecar
-from rag_train.jobs.retries import IN_A_ROW, VARIABLE, Patience, patience_seconds
-from rag_train.llm.memo import Kept
+from rag_train.jobs.retries import IN_A_ROW, VARIABLE, ItemState, Patience, patience_seconds
 from rag_train.progress import progress
 from rag_train.provenance import code_version
 from rag_train.schema import SCHEMA_VERSION, LLMCall, Record
@@ -178,8 +177,8 @@ async def run(
     """Process the items of ``shard`` with ``work``, and write the output if the items of all shards are complete.
 
     ``settings`` are written to the sidecar. ``work`` raises one of `UNFIT` if the item is refused, and another
-    UserError if it stays open; in both cases, the records in `Kept.records` are kept. ``proven`` says that other
-    items were done with the same settings, so that these are not at fault if all items are refused.
+    UserError if it stays open; in both cases, the records in `ItemState.records` are kept. ``proven`` says that
+    other items were done with the same settings, so that these are not at fault if all items are refused.
 
     Raises:
         OpenItems: if items of this shard stay open.
@@ -207,7 +206,7 @@ async def run(
             refusals = _Refusals(file, max(workers, IN_A_ROW), proven)
 
             async def process(i: int) -> None:
-                so_far = Kept()
+                so_far = ItemState()
                 try:
                     outcome = await patience.complete(partial(work, items[i]), so_far)
                 except UNFIT as error:
@@ -266,14 +265,14 @@ def _completed_line(i: int, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _refused_line(i: int, item: BaseModel, error: ValueError, so_far: Kept) -> dict[str, Any]:
+def _refused_line(i: int, item: BaseModel, error: ValueError, so_far: ItemState) -> dict[str, Any]:
     """Return the line of an item that is refused; the cost of its calls is counted."""
     rejected = Rejected(id=getattr(item, "id", ""), reason=reason_of(error), text=str(error))
     counts = (cost(so_far.calls) if so_far.calls else {}) | _without_passages(so_far)
     return _completed_line(i, Outcome(so_far.records, counts, [rejected])) | {"refused": rejected.reason}
 
 
-def _open_line(i: int, error: Exception, so_far: Kept) -> dict[str, Any]:
+def _open_line(i: int, error: Exception, so_far: ItemState) -> dict[str, Any]:
     records = [record.model_dump(mode="json") for record in so_far.records]
     return {"open": i, "error": str(error), "counts": cost(so_far.calls), "records": records}
 
@@ -283,7 +282,7 @@ def reason_of(error: ValueError) -> str:
     return error.reason if isinstance(error, Refused) else "invalid"
 
 
-def _without_passages(so_far: Kept) -> dict[str, int]:
+def _without_passages(so_far: ItemState) -> dict[str, int]:
     return {NO_PASSAGES: 1} if so_far.queries and not so_far.passages else {}
 
 
@@ -300,14 +299,14 @@ class _Refusals:
         self._file = file
         self._most = most
         self._proven = proven
-        self._held: list[tuple[int, BaseModel, ValueError, Kept]] = []
+        self._held: list[tuple[int, BaseModel, ValueError, ItemState]] = []
 
     @property
     def too_many(self) -> bool:
         """Whether all of the first items were refused for one reason."""
         return len(self._held) >= self._most
 
-    def add(self, i: int, item: BaseModel, error: ValueError, so_far: Kept) -> None:
+    def add(self, i: int, item: BaseModel, error: ValueError, so_far: ItemState) -> None:
         """Note that an item was refused. What is too long or invalid concerns the item, and is written at once."""
         if self._proven or not isinstance(error, Refused) or isinstance(error, PromptTooLong):
             append(self._file, _refused_line(i, item, error, so_far))

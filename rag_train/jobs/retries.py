@@ -18,11 +18,12 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rag_train.errors import ServiceError, UserError
-from rag_train.llm.memo import Kept, kept
+from rag_train.llm.base import Completion, Sampling
+from rag_train.schema import LLMCall
 
 T = TypeVar("T")
 
@@ -68,27 +69,46 @@ class Wait:
 
 
 @dataclass(eq=False)
-class Clock:
-    """The time that an item has left to wait for services, in seconds.
+class ItemState:
+    """What an item has done in all attempts at it, and how long it may wait.
 
     Attributes:
-        left: time left at the beginning of an attempt.
-        lost: time of the longest wait that failed in the attempt.
+        completions: the completed engine calls, by identity of the engine, prompt and sampling. A further attempt
+            does not repeat them.
+        calls: the cost of each of them.
+        records: what is to be kept of the last attempt if the item is refused or stays open, such as its
+            trajectory so far.
+        queries, passages: number of queries sent to retrievers, and of passages that they returned.
+        retry_for: seconds after its first failure during which a call is sent to a server again.
+        left: seconds that the current attempt may wait for a service.
+        lost: seconds of the longest wait that failed in it.
         waits: the waits in progress, of all items of the run.
     """
 
-    left: float
-    waits: set[Wait]
+    completions: dict[tuple[int, str, Sampling], Completion] = field(default_factory=dict)
+    calls: list[LLMCall] = field(default_factory=list)
+    records: list[Any] = field(default_factory=list)
+    queries: int = 0
+    passages: int = 0
+    retry_for: float = SECONDS
+    left: float = float("inf")
     lost: float = 0.0
+    waits: set[Wait] = field(default_factory=set)
 
 
-clock: ContextVar[Clock | None] = ContextVar("clock", default=None)
-"""The clock of the current item; None outside a run, where waits have no limit of their own."""
+item_state: ContextVar[ItemState | None] = ContextVar("item_state", default=None)
+"""State of the item in progress. It is a context variable because the items of a run share engines and retrievers,
+whose methods say nothing of items."""
+
+
+def current() -> ItemState:
+    """Return the state of the item in progress; outside a run, a new one."""
+    return item_state.get() or ItemState()
 
 
 async def patiently(work: Awaitable[T]) -> T:
     """Return the result of ``work``, which no item needs, within the patience. Run it as a task of its own."""
-    clock.set(Clock(longest(), set()))
+    item_state.set(ItemState(left=longest()))
     return await work
 
 
@@ -118,9 +138,7 @@ class Service:
         Raises:
             ServiceError: if the time is over.
         """
-        own, loop = clock.get(), asyncio.get_running_loop()
-        if own is None:
-            return await work
+        own, loop = current(), asyncio.get_running_loop()
         request = asyncio.ensure_future(work)
         request.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody may be waiting
         wait = Wait(self, loop.time())
@@ -174,7 +192,7 @@ class Patience:
         self._left_open = 0
         """Number of items left open since an item was completed."""
 
-    async def complete(self, work: Callable[[], Coroutine[Any, Any, T]], so_far: Kept) -> T:
+    async def complete(self, work: Callable[[], Coroutine[Any, Any, T]], so_far: ItemState) -> T:
         """Return the result of ``work()``; ``so_far`` collects what its attempts have done.
 
         Each attempt has its own context variables, so nothing is carried over from the item before.
@@ -209,23 +227,22 @@ class Patience:
             if seconds >= QUIET
         )
 
-    async def _attempts(self, work: Callable[[], Coroutine[Any, Any, T]], so_far: Kept) -> T:
+    async def _attempts(self, work: Callable[[], Coroutine[Any, Any, T]], so_far: ItemState) -> T:
         async def attempt() -> T:
-            kept.set(so_far)
-            clock.set(own)
+            item_state.set(so_far)
             return await work()
 
         waited, wait, calls = 0.0, FIRST_WAIT, 0
         while True:
             least = min(FIRST_WAIT, self.seconds)  # the last attempt needs a little time
-            left = max(least, self.seconds - waited) if self.seconds else float("inf")
-            own = Clock(left, self._waits_for_services)
+            so_far.left = max(least, self.seconds - waited) if self.seconds else float("inf")
+            so_far.lost, so_far.waits = 0.0, self._waits_for_services
             try:
                 return await asyncio.create_task(attempt())
             except ServiceError as error:
-                waited += own.lost
+                waited += so_far.lost
                 if len(so_far.calls) > calls:
-                    waited, wait, calls = own.lost, FIRST_WAIT, len(so_far.calls)
+                    waited, wait, calls = so_far.lost, FIRST_WAIT, len(so_far.calls)
                 if waited + error.wait >= self.seconds or self.over.is_set():
                     raise
                 await self._wait(min(wait, self.seconds - waited), error)

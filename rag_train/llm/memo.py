@@ -5,44 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from rag_train.errors import PromptTooLong
+from rag_train.jobs.retries import current
 from rag_train.llm.base import LLM, Completion, Sampling
 from rag_train.llm.thoughts import without_thoughts
 from rag_train.schema import LLMCall
 
 call_depth: ContextVar[int] = ContextVar("call_depth", default=0)
-"""Number of sequential engine calls that led to the current point of the question. Code that waits for several
-coroutines continues with the highest of their depths (`rag_train.strategies.base.together`)."""
-
-conversation: ContextVar[CallLog | None] = ContextVar("conversation", default=None)
-"""The log that the current engine call is made through, so that servers can keep a question's calls together."""
-
-
-@dataclass
-class Kept:
-    """What an item has done in all attempts at it: a further attempt does not repeat its completed calls.
-
-    Attributes:
-        completions: the completed calls, by identity of the engine, prompt and sampling.
-        calls: the cost of each of them.
-        records: what is to be kept of the last attempt if the item is refused or stays open, such as its
-            trajectory so far.
-        queries, passages: number of queries sent to retrievers, and of passages that they returned.
-    """
-
-    completions: dict[tuple[int, str, Sampling], Completion] = field(default_factory=dict)
-    calls: list[LLMCall] = field(default_factory=list)
-    records: list[Any] = field(default_factory=list)
-    queries: int = 0
-    passages: int = 0
-
-
-kept: ContextVar[Kept | None] = ContextVar("kept", default=None)
-"""The work on the current item, if the item is tried again after failures (`rag_train.jobs.retries`)."""
-
+"""Number of sequential engine calls that led to the current point of the question. It is a context variable because
+each of the tasks that run at the same time has its own; code that waits for several continues with the highest of
+their depths (`rag_train.strategies.base.together`)."""
 
 LONGEST_TOKEN = 64
 """Most characters of a token, as an estimate."""
@@ -74,7 +48,6 @@ class CallLog:
         if task is None and self._allow:
             self._allow()
         call_depth.set(max(call_depth.get(), order))
-        conversation.set(self)
         if task is None:
             task = asyncio.create_task(self._complete(module, prompt, sampling, order))
             self._made[prompt, sampling] = task, order
@@ -82,7 +55,7 @@ class CallLog:
 
     async def _complete(self, module: str, prompt: str, sampling: Sampling, order: int) -> Completion:
         """Make the call, unless an earlier attempt at the item completed it, and record it."""
-        so_far = kept.get() or Kept()
+        so_far = current()
         key = id(self._llm), prompt, sampling
         known = so_far.completions.get(key)
         completion = known or await self._ask(prompt, sampling)

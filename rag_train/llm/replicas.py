@@ -8,7 +8,6 @@ import os
 import random
 import re
 from collections.abc import Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -18,9 +17,8 @@ from pydantic import BaseModel, ValidationError
 
 from rag_train.errors import UserError
 from rag_train.http import httpx, is_busy, json_of, problem_in, read_async, retry_after
-from rag_train.jobs.retries import Service
+from rag_train.jobs.retries import ItemState, Service, current
 from rag_train.llm.base import EngineError
-from rag_train.llm.memo import CallLog, conversation
 from rag_train.llm.problems import OF_A_SERVER, Problem, Rejected, problem_of
 from rag_train.progress import console
 
@@ -34,9 +32,6 @@ LONGEST_WAIT = 30.0
 """Maximum of that time in seconds, unless the server's Retry-After header asks for more."""
 SLACK = 8
 """Number of calls that a question's replica may have in flight above the least, before the question leaves it."""
-
-retry_for: ContextVar[float] = ContextVar("retry_for", default=600.0)
-"""Seconds after its first failure during which a call is sent again."""
 
 
 @dataclass(eq=False)
@@ -108,11 +103,11 @@ class Pace:
 class Replicas:
     """A client of one or several servers, which takes care of retries.
 
-    All calls of a question (of a `CallLog`) go to the same replica, whose prefix cache knows the question, unless
+    All calls of an item, such as a question, go to the same replica, whose prefix cache knows it, unless
     it falls behind. If a replica cannot be reached, closes the connection, or reports a temporary failure
     (`rag_train.http.is_busy`), it is not used for a while and its calls are sent again, to another replica if
-    possible, for the time of `retry_for`. A run therefore survives a server's restart. A replica that rejects every
-    call, such as one that has not loaded the model, is named, and its calls go to the others.
+    possible, for the time of `ItemState.retry_for`. A run therefore survives a server's restart. A replica that
+    rejects every call, such as one that has not loaded the model, is named, and its calls go to the others.
 
     Args:
         urls: addresses of the API, such as ``https://api.openai.com/v1``; ``/v1`` is added to one without a path.
@@ -147,7 +142,7 @@ class Replicas:
         self._timeout = timeout
         self._slots = asyncio.Semaphore(max_in_flight * len(urls))
         self._requests, self._tokens = Pace(requests_per_minute), Pace(tokens_per_minute)
-        self._homes: WeakKeyDictionary[CallLog, Replica] = WeakKeyDictionary()
+        self._homes: WeakKeyDictionary[ItemState, Replica] = WeakKeyDictionary()
         self._client = httpx.AsyncClient(
             headers=self.headers,
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT),
@@ -168,7 +163,7 @@ class Replicas:
 
     async def _post(self, path: str, body: dict[str, Any], tokens: int, turn: Turn) -> Answer:
         loop = asyncio.get_running_loop()
-        patience = retry_for.get()
+        patience = current().retry_for
         deadline = None
         retried = False
         async with self._slots:
@@ -223,9 +218,7 @@ class Replicas:
 
     def _choose(self, now: float) -> Replica:
         least = min(self.all, key=lambda replica: (max(replica.back_at, now), len(replica.in_flight)))
-        question = conversation.get()
-        if question is None:
-            return least
+        question = current()
         home = self._homes.setdefault(question, least)
         if home.back_at > now or len(home.in_flight) > len(least.in_flight) + SLACK:
             home = self._homes[question] = least

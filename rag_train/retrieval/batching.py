@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
-from rag_train.jobs.retries import Service
-from rag_train.llm.memo import kept
+from rag_train.jobs.retries import Service, current
 from rag_train.retrieval.base import Retriever, service
 from rag_train.retrieval.base import identity as identity_of
 from rag_train.retrieval.base import threads as wanted_threads
@@ -74,9 +73,9 @@ class AsyncRetriever:
             found = await (self._service.answered(answers, lambda: self._sent(keys)) if self._service else answers)
         finally:
             self._release(keys)
-        if item := kept.get():
-            item.queries += len(queries)
-            item.passages += sum(map(len, found))
+        item = current()
+        item.queries += len(queries)
+        item.passages += sum(map(len, found))
         return [list(passages) for passages in found]
 
     def _sent(self, keys: Sequence[_Key]) -> float | None:

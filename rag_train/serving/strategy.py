@@ -14,10 +14,10 @@ from typing import Any
 from uuid import uuid4
 
 from rag_train.errors import ServiceError, UserError, not_installed
-from rag_train.llm.replicas import retry_for
+from rag_train.jobs.retries import ItemState, item_state
 from rag_train.pages.page import ASKING_SCRIPTS, ASKING_STYLES, page
 from rag_train.schema import Question, Record, Trajectory
-from rag_train.strategies.base import Kit, Strategy, watcher
+from rag_train.strategies.base import Kit, Run, Strategy
 from rag_train.strategies.registry import STRATEGIES, build, parse_strategy
 
 try:
@@ -34,7 +34,7 @@ except ImportError as error:
 _log = logging.getLogger(__name__)
 
 Event = tuple[str, Any]
-"""An event of `rag_train.strategies.base.watcher`, or at the end ("trajectory", Trajectory)."""
+"""An event of `rag_train.strategies.base.Watcher`, or at the end ("trajectory", Trajectory)."""
 
 MAX_SETTING = 20
 """Largest number that a client may set, unless four times the default is more."""
@@ -170,14 +170,12 @@ async def _follow(
     shown: asyncio.Queue[Event | None] = asyncio.Queue()  # None: the strategy has ended
 
     async def work() -> Trajectory:
-        # Set in the context of this task only, not for other requests.
-        watcher.set(lambda kind, what: shown.put_nowait((kind, what)))
-        retry_for.set(RETRY_FOR)
+        item_state.set(ItemState(retry_for=RETRY_FOR))  # of this task only, not of other requests
         try:
             # A Question requires gold answers; strategies do not read them.
             asked = Question(id=uuid4().hex, question=question, answers=["?"])
             async with in_progress, asyncio.timeout(MAX_SECONDS):
-                return await strategy.answer(asked)
+                return await Run(strategy, asked, lambda kind, what: shown.put_nowait((kind, what))).answer()
         finally:
             shown.put_nowait(None)
 

@@ -6,7 +6,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
@@ -26,16 +25,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 S = TypeVar("S", bound="Strategy")
 
-watcher: ContextVar[Callable[[str, Any], None] | None] = ContextVar("watcher", default=None)
-"""Callback for the progress of `Strategy.answer`, called with ("step", Step) after each step, ("plan", Plan) after
-planning, and ("outline", dict) after each change of the outline."""
-
-
-def completed_steps() -> list[Step]:
-    """Return a list to which the steps that this task's strategy completes are added; it becomes the watcher."""
-    steps: list[Step] = []
-    watcher.set(lambda kind, value: steps.append(value) if kind == "step" else None)
-    return steps
+Watcher = Callable[[str, Any], None]
+"""Callback for the progress of a run: ("step", Step) after each step, ("plan", Plan) after planning, and
+("outline", dict) after each change of the outline."""
 
 
 class Ask(NamedTuple):
@@ -49,11 +41,6 @@ class Ask(NamedTuple):
     def flaw(self, otherwise: str) -> str:
         """Return why there is no answer: it was cut, or ``otherwise``."""
         return "cut" if self.cut else otherwise
-
-
-asked: ContextVar[list[Ask | None] | None] = ContextVar("asked", default=None)
-"""List that collects the modules' asks during `Strategy.answer`, in the order in which they begin. None stands for
-an ask that was not answered."""
 
 
 READER = "reader"
@@ -160,15 +147,8 @@ class Strategy(ABC):
                 )
 
     async def answer(self, question: Question) -> Trajectory:
-        """Answer a question.
-
-        Raises ValueError if a prompt exceeds the model's context, EngineError if a call fails.
-        """
-        run = Run(self, question)
-        try:
-            return await self.solve(run)
-        except BudgetSpent as spent:
-            return await run.conclude(str(spent))
+        """Answer a question, as `Run.answer` does."""
+        return await Run(self, question).answer()
 
     @abstractmethod
     async def solve(self, run: Run) -> Trajectory:
@@ -206,23 +186,40 @@ def strategy(name: str, bound: Bound, **preset: Any) -> Callable[[type[S]], type
 
 
 class Run:
-    """The run of one question through a strategy, which makes the calls and collects the trajectory."""
+    """The run of one question through a strategy, which makes the calls and collects the trajectory.
 
-    def __init__(self, strategy: Strategy, question: Question):
+    Attributes:
+        steps: the steps so far, also of a run that failed.
+        asks: what the modules were asked, in the order in which they began; None: not answered.
+    """
+
+    def __init__(self, strategy: Strategy, question: Question, watch: Watcher = lambda kind, value: None):
+        """``watch`` is told of the progress."""
         self.kit = strategy.kit
         self.question = question
-        self.strategy = strategy.name
+        self.show = watch
         self.steps: list[Step] = []
+        self.asks: list[Ask | None] = []
         self.notes: dict[str, str] = {}
         self.calls: list[LLMCall] = []
         self.plan: Plan | None = None
         self.outline: dict[str, list[str]] = {}
-        self._budget = strategy
+        self._strategy = strategy
         self._begun = 0
         self._queries: list[str] = []
         self._found: list[list[Passage]] = []
         self._concluding = False
         self._logs: dict[str, CallLog] = {}
+
+    async def answer(self) -> Trajectory:
+        """Answer the question; if the budget is spent, from what was found.
+
+        Raises ValueError if a prompt exceeds the model's context, EngineError if a call fails.
+        """
+        try:
+            return await self._strategy.solve(self)
+        except BudgetSpent as spent:
+            return await self.conclude(str(spent))
 
     def cut(self, what: str) -> None:
         """Note what a limit has cut."""
@@ -245,7 +242,7 @@ class Run:
 
     def _allow_call(self) -> None:
         """Count a call that is about to begin. Raise BudgetSpent if only the concluding call is left."""
-        calls, tokens = self._budget.max_calls, self._budget.max_question_tokens
+        calls, tokens = self._strategy.max_calls, self._strategy.max_question_tokens
         if not self._concluding:
             if calls is not None and self._begun + 1 >= calls:
                 raise BudgetSpent(f"max_calls={calls} reached; answered from what was found")
@@ -264,7 +261,7 @@ class Run:
 
     async def complete(self, module: str, prompt: str, sampling: Sampling, role: str = "") -> Completion:
         """Continue ``prompt`` with the model for ``role``; the tokens are counted under ``module``."""
-        most = self._budget.max_tokens
+        most = self._strategy.max_tokens
         if most is not None and sampling.max_tokens > 1:  # a call of one token asks for its probabilities only
             sampling = replace(sampling, max_tokens=most)
         return await self.log(role).complete(module, prompt, sampling)
@@ -281,16 +278,14 @@ class Run:
         make runs differ. With guided decoding, only text that was cut at the task's limit does not parse;
         `ChatEngine` asks closed models, which are not guided, for the format once more.
         """
-        collected = asked.get()
-        asks = [] if collected is None else collected
-        place = len(asks)
-        asks.append(None)
+        place = len(self.asks)
+        self.asks.append(None)
         prompt = self.prompt(task.name, task.body(fields), task.lead, role)
         completion = await self.complete(task.name, prompt, task.sampling(), role)
         ask = Ask(task, fields, task.parse(completion.whole), completion.truncated)
         if ask.answer is None:
             self.notes[task.name] = f"{UNPARSED}: {one_line(completion.text)[:400]!r}"
-        asks[place] = ask
+        self.asks[place] = ask
         return ask
 
     async def read(
@@ -332,7 +327,7 @@ class Run:
     ) -> dict[str, list[Passage]]:
         """Retrieve passages for each query, by the query in one line; empty and repeated queries are left out."""
         queries = [q for q in dict.fromkeys(map(one_line, queries)) if q]
-        limit = self._budget.max_retrievals
+        limit = self._strategy.max_retrievals
         allowed = queries if limit is None else queries[: limit - len(self._queries)]
         self._queries += allowed
         retriever = self.kit.retrievers.get(kind, self.kit.retriever)
@@ -360,11 +355,6 @@ class Run:
         self.steps.append(step)
         self.show("step", step)
         return step
-
-    def show(self, kind: str, value: Any) -> None:
-        """Report ``value`` to the watcher, if there is one."""
-        if watch := watcher.get():
-            watch(kind, value)
 
     def retrieved(self, subquery: str, passages: Sequence[Passage], answer: str | None = "", **more: Any) -> Step:
         """Add a step that retrieved passages."""
@@ -394,7 +384,7 @@ class Run:
         return Trajectory(
             question_id=self.question.id,
             question=self.question.question,
-            strategy=self.strategy,
+            strategy=self._strategy.name,
             steps=self.steps,
             answer=answer,
             reasoning=reasoning,

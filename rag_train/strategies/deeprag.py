@@ -16,7 +16,7 @@ from rag_train.formats import deeprag
 from rag_train.formats.deeprag import Parsed
 from rag_train.formats.prompting import as_turn, task_prompt
 from rag_train.llm.base import Completion, Sampling, TokenLogprob
-from rag_train.schema import Decision, LLMCall, Passage, Question, Step, Trajectory
+from rag_train.schema import Decision, LLMCall, Passage, Step, Trajectory
 from rag_train.strategies.base import Bound, Need, Run, Strategy, strategy
 from rag_train.strategies.controller import Controller
 
@@ -64,15 +64,12 @@ class DeepRAG(Strategy):
         controller = self._controller(run)
         return run.done(await (self._adaptive if self.mode == "adaptive" else self._forced)(run, controller))
 
-    async def branch(
-        self, question: Question, steps: Sequence[Step], subquery: str, decision: Decision
-    ) -> Trajectory:
-        """Answer a question from a state of its transcript: ``steps``, an open ``subquery`` and the decision on it.
+    async def branch(self, run: Run, steps: Sequence[Step], subquery: str, decision: Decision) -> Trajectory:
+        """Answer the question from a state of its transcript: ``steps``, an open ``subquery``, and a decision.
 
         The calls of the trajectory are those after the state. The call that asks to search is one of them, because
         it ends there; with the other decision it would go on.
         """
-        run = Run(self, question)
         found = {i: step.passages for i, step in enumerate(steps) if step.decision is Decision.RETRIEVE}
         text = deeprag.text_of(steps) + deeprag.parametric_prompt(subquery)
         if decision is Decision.RETRIEVE:

@@ -22,7 +22,7 @@ from rag_train.formats import deeprag
 from rag_train.llm.base import LLM, Completion, Sampling, Usage
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Decision, LLMCall, Question, Step, Trajectory
-from rag_train.strategies.base import Kit, Strategy, completed_steps, together
+from rag_train.strategies.base import Kit, Run, Strategy, together
 from rag_train.strategies.baselines.search_r1 import SearchR1
 from rag_train.strategies.deeprag import DeepRAG
 from rag_train.strategies.dualrag import DualRAG
@@ -139,7 +139,8 @@ class Rollouts:
     async def _rollout(self, question: Question, seed: str) -> Rollout:
         spent: list[Usage] = []
         sampler = Sampler(self._llm, self._recipe.temperature, seed, spent)
-        trajectory = await self._answered(question, self._strategy(sampler, spent).answer(question), sampler)
+        run = Run(self._strategy(sampler, spent), question)
+        trajectory = await self._answered(run, run.answer(), sampler)
         if not sampler.turns:
             raise UserError(
                 f"question {question.id!r}: its prompt is refused ({trajectory.error}); remove it from data"
@@ -192,9 +193,11 @@ class Rollouts:
 
         async def value(decision: Decision, k: int) -> float:
             sampler = Sampler(self._llm, self._recipe.temperature, f"{seed}/{decision}/{k}", spent)
-            work = self._deeprag(sampler).branch(question, before, subquery, decision)
+            strategy = self._deeprag(sampler)
+            run = Run(strategy, question)
+            work = strategy.branch(run, before, subquery, decision)
             begun = [*before, Step(subquery=subquery, decision=decision)]
-            trajectory = await self._answered(question, work, sampler, begun)
+            trajectory = await self._answered(run, work, sampler, begun)
             return self._rewards.total(self._rewards.measure(question, trajectory))
 
         tries = [(decision, k) for decision in Decision for k in range(self._recipe.branches)]
@@ -231,26 +234,25 @@ class Rollouts:
 
     async def _answered(
         self,
-        question: Question,
+        run: Run,
         work: Coroutine[Any, Any, Trajectory],
         sampler: Sampler,
         begun: Sequence[Step] = (),
     ) -> Trajectory:
-        """Return the trajectory of ``work``; if the transcript is refused, such as one too long, without an answer.
+        """Return the trajectory of ``work``, done by ``run``; without an answer if the transcript is refused.
 
         Its steps, or those that it has ``begun`` with, and the calls of ``sampler`` are in it, so that their prices
         are paid.
         """
-        steps = completed_steps()
         try:
             return await work
         except Refused as error:
             usages = [turn.completion.usage for turn in sampler.turns]
             return Trajectory(
-                question_id=question.id,
-                question=question.question,
+                question_id=run.question.id,
+                question=run.question.question,
                 strategy=self._recipe.strategy,
-                steps=steps or list(begun),
+                steps=run.steps or list(begun),
                 calls=[LLMCall(module="", **asdict(usage)) for usage in usages],
                 error=str(error),
                 refused=error.reason,

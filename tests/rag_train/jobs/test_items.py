@@ -24,8 +24,8 @@ from rag_train.data_synth.deeprag.run import synthesize_with
 from rag_train.errors import PromptTooLong, Refused, ServiceError, UserError
 from rag_train.jobs import items
 from rag_train.jobs.items import WHOLE, OpenItems, Outcome, Rejected, Shard, Summary, cost, run, summary_line
+from rag_train.jobs.retries import current
 from rag_train.llm.base import Completion, Sampling
-from rag_train.llm.memo import kept
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import LLMCall, Question
 
@@ -247,7 +247,7 @@ def refusing(*ids: str, error: Exception | None = None):
 
     async def refuse(item: Question) -> Outcome:
         if item.id in ids:
-            kept.get().records = [item]
+            current().records = [item]
             raise error or Filtered(f"no answer to {item.question}")
         return await work(item)
 

@@ -13,9 +13,9 @@ from support.fakes import VirtualLoop, completion
 
 from rag_train.errors import PromptTooLong, ServiceError, UserError
 from rag_train.jobs import retries
-from rag_train.jobs.retries import Patience, Service
+from rag_train.jobs.retries import ItemState, Patience, Service
 from rag_train.llm.base import Abilities, Completion, EngineError, Sampling
-from rag_train.llm.memo import CallLog, Kept, call_depth
+from rag_train.llm.memo import CallLog, call_depth
 
 
 class Failing:
@@ -56,7 +56,7 @@ def four_calls(llm: Failing, depths: list[int]) -> Callable[[], Coroutine[Any, A
 @pytest.mark.slow
 @given(st.sets(st.integers(0, 12)))
 def test_completed_calls_are_not_repeated(failures: set[int]) -> None:
-    llm, depths, so_far = Failing(*failures), [], Kept()
+    llm, depths, so_far = Failing(*failures), [], ItemState()
     waits: list[int] = []
 
     async def main() -> list[str]:
@@ -78,7 +78,7 @@ def test_nothing_is_carried_over_from_item_to_item() -> None:
     async def main() -> None:
         items = Patience(0.0, 1)
         for _ in range(3):
-            await items.complete(four_calls(Failing(), depths), Kept())
+            await items.complete(four_calls(Failing(), depths), ItemState())
 
     simulated(main())
     assert depths == [4, 4, 4]
@@ -91,7 +91,7 @@ def test_an_item_without_progress_is_given_up_after_the_patience() -> None:
     async def main() -> None:
         items = Patience(100.0, 1)
         with pytest.raises(EngineError):
-            await items.complete(fails, Kept())
+            await items.complete(fails, ItemState())
         assert items.retried == 9 and not items.over.is_set()
 
     _, seconds = simulated(main())
@@ -107,7 +107,7 @@ def test_an_item_is_given_up_at_once_if_the_service_asks_for_a_longer_wait() -> 
             raise error
 
         with pytest.raises(ServiceError, match="a day"):
-            await Patience(100.0, 1).complete(work, Kept())
+            await Patience(100.0, 1).complete(work, ItemState())
 
     assert simulated(main())[1] == 0.0
 
@@ -123,10 +123,12 @@ def test_the_run_ends_when_as_many_items_as_are_in_progress_stay_open_in_a_row()
         items = Patience(10.0, 20)
         for _ in range(19):
             with pytest.raises(ServiceError):
-                await items.complete(fails, Kept())
-        await items.complete(works, Kept())  # the service works, but not for all items
+                await items.complete(fails, ItemState())
+        await items.complete(works, ItemState())  # the service works, but not for all items
         assert not items.over.is_set()
-        results = await asyncio.gather(*(items.complete(fails, Kept()) for _ in range(40)), return_exceptions=True)
+        results = await asyncio.gather(
+            *(items.complete(fails, ItemState()) for _ in range(40)), return_exceptions=True
+        )
         assert all(isinstance(result, EngineError) for result in results) and items.over.is_set()
 
     simulated(main())
@@ -139,7 +141,7 @@ def test_mistakes_of_the_user_are_not_tried_again() -> None:
     async def main() -> None:
         items = Patience(100.0, 1)
         with pytest.raises(UserError, match="no key"):
-            await items.complete(refused, Kept())
+            await items.complete(refused, ItemState())
         assert items.retried == 0
 
     assert simulated(main())[1] == 0
@@ -192,7 +194,7 @@ def test_a_service_that_hangs_costs_an_item_no_more_than_its_patience(attempt: f
     async def main() -> None:
         items = Patience(100.0, 1)
         with pytest.raises(ServiceError, match=r"http://s: no answer for \d+"):
-            await items.complete(work, Kept())
+            await items.complete(work, ItemState())
         assert not items._waits_for_services
 
     _, seconds = simulated(main())
@@ -216,7 +218,7 @@ def test_a_request_in_the_queue_of_a_service_that_answers_others_waits_on() -> N
             await service.answered(never(), lambda: turn[0] if turn else None)
 
         done, failed = await asyncio.gather(
-            items.complete(others, Kept()), items.complete(queued, Kept()), return_exceptions=True
+            items.complete(others, ItemState()), items.complete(queued, ItemState()), return_exceptions=True
         )
         assert done is None and isinstance(failed, ServiceError)
 
@@ -228,7 +230,7 @@ def test_the_run_says_which_service_it_waits_for() -> None:
 
     async def main() -> None:
         items = Patience(100.0, 1)
-        task = asyncio.create_task(items.complete(lambda: service.answered(never(), lambda: None), Kept()))
+        task = asyncio.create_task(items.complete(lambda: service.answered(never(), lambda: None), ItemState()))
         for _ in range(3):
             await asyncio.sleep(8.0)
             notes.append(items.quiet())
@@ -240,6 +242,6 @@ def test_the_run_says_which_service_it_waits_for() -> None:
 
 def test_without_patience_requests_have_only_their_own_limits() -> None:
     async def main() -> None:
-        await Patience(0.0, 1).complete(lambda: Service("s").answered(asyncio.sleep(1e6), lambda: 0.0), Kept())
+        await Patience(0.0, 1).complete(lambda: Service("s").answered(asyncio.sleep(1e6), lambda: 0.0), ItemState())
 
     assert simulated(main())[1] == 1e6

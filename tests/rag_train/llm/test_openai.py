@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ import pytest
 from support.completions import CompletionServer, Reply, fine, logprobs_of, scripted, serving
 
 from rag_train.errors import PromptTooLong, Refused, UserError
+from rag_train.jobs.retries import ItemState, item_state
 from rag_train.llm import replicas
-from rag_train.llm.base import EngineError, Sampling
+from rag_train.llm.base import Completion, EngineError, Sampling
 from rag_train.llm.checkpoint import load_tokenizer
 from rag_train.llm.engines import EngineConfig, open_engine
-from rag_train.llm.memo import CallLog
 from rag_train.llm.openai import OpenAIEngine
 from rag_train.llm.replicas import Replicas
 from rag_train.llm.transformers import TransformersEngine
@@ -150,15 +151,18 @@ def ask(
     patience: float = 600.0,
     **options: Any,
 ) -> list[Any]:
-    """Make ``calls`` calls at the same time and return their completions or exceptions."""
+    """Make ``calls`` calls at the same time, each for an item, and return their completions or exceptions."""
+
+    async def call(engine: OpenAIEngine, prompt: str) -> Completion:
+        item_state.set(ItemState(retry_for=patience))
+        return await engine.complete(prompt, sampling or Sampling())
 
     async def go() -> list[Any]:
         engine = OpenAIEngine(Replicas(urls, **options), "mini", tokenizer=model)
-        replicas.retry_for.set(patience)
         try:
-            prompts = [f"prompt {i}" for i in range(calls)]
-            made = (engine.complete(prompt, sampling or Sampling()) for prompt in prompts)
-            return await asyncio.gather(*made, return_exceptions=True)
+            return await asyncio.gather(
+                *(call(engine, f"prompt {i}") for i in range(calls)), return_exceptions=True
+            )
         finally:
             await engine.aclose()
 
@@ -380,7 +384,7 @@ def test_calls_go_to_the_replica_with_the_fewest_calls(model: str):
             await engine.complete(str(i), Sampling())
         assert prompts(idle, model) == ["0", "1", "2", "3", "4"]
         many = [asyncio.create_task(engine.complete("x", Sampling())) for _ in range(20)]
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
         assert [len(replica.in_flight) for replica in engine._replicas.all] == [3, 3]  # at most 6 in total
         end.set()
         await asyncio.gather(held, *many)
@@ -402,20 +406,23 @@ def test_a_questions_calls_stay_on_a_replica_unless_it_falls_behind(model: str):
 
     async def go() -> None:
         engine = OpenAIEngine(Replicas([first.url, second.url]), "mini", tokenizer=model)
-        logs = [CallLog(engine), CallLog(engine)]
-        others = [asyncio.create_task(logs[0].complete("m", "start", Sampling()))]
+        items = [ItemState(), ItemState()]
+
+        def call(item: ItemState, prompt: str, max_tokens: int = 64) -> asyncio.Task[Completion]:
+            context = copy_context()
+            context.run(item_state.set, item)
+            return asyncio.create_task(engine.complete(prompt, Sampling(max_tokens=max_tokens)), context=context)
+
+        others = [call(items[0], "start")]
         await asyncio.sleep(0)
-        await logs[1].complete("m", "other", Sampling())  # the second is idle, and so becomes its replica
+        await call(items[1], "other")  # the second is idle, and so becomes its replica
         await others.pop()
         for i in range(3):
-            await asyncio.gather(*(log.complete("m", f"{n} {i}", Sampling()) for n, log in enumerate(logs)))
+            await asyncio.gather(*(call(item, f"{n} {i}") for n, item in enumerate(items)))
         assert prompts(first, model) == ["start", "0 0", "0 1", "0 2"]
         assert prompts(second, model) == ["other", "1 0", "1 1", "1 2"]
-        crowd = [CallLog(engine) for _ in range(2 * replicas.SLACK + 4)]
-        held = [asyncio.create_task(log.complete("m", "held", Sampling(max_tokens=1))) for log in crowd[::2]]
-        held = [
-            asyncio.create_task(logs[0].complete("m", f"held {i}", Sampling(max_tokens=1))) for i in range(8)
-        ] + held
+        held = [call(items[0], f"held {i}", 1) for i in range(8)]
+        held += [call(ItemState(), "held", 1) for _ in range(replicas.SLACK + 2)]
         for _ in held:
             await asyncio.to_thread(arrived.acquire)
         before = len(first.asked), len(second.asked)

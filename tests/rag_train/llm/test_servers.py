@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ from support.paths import MODEL, ROOT
 from support.servers import Handler, serving
 
 from rag_train.errors import PromptTooLong, Refused, UserError
+from rag_train.jobs.retries import ItemState
 from rag_train.llm import replicas
 from rag_train.llm.base import LLM, Completion, EngineError, Sampling
 from rag_train.llm.chat import TURN
@@ -569,7 +569,7 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 @pytest.mark.parametrize("value", ["3.5", ""], ids=["number", "date"])
 def test_a_short_wait_is_waited(value: str, monkeypatch: pytest.MonkeyPatch):
     replies = [(429, {"Retry-After": value or in_seconds(900)}, failed("rate limit"))]
-    monkeypatch.setattr(replicas, "retry_for", ContextVar("retry_for", default=1000.0))
+    monkeypatch.setattr(replicas, "current", lambda: ItemState(retry_for=1000.0))
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:

@@ -12,8 +12,7 @@ import pytest
 from support.fakes import VirtualLoop
 
 from rag_train.errors import ServiceError
-from rag_train.jobs.retries import Patience
-from rag_train.llm.memo import Kept
+from rag_train.jobs.retries import ItemState, Patience
 from rag_train.provenance import cores
 from rag_train.retrieval.base import service, threads
 from rag_train.retrieval.batching import AsyncRetriever
@@ -261,7 +260,7 @@ def test_a_retriever_that_never_answers_costs_no_question_more_than_its_patience
 
     async def ask(query: str) -> None:
         with pytest.raises(ServiceError, match="service r: no answer for 100 s"):
-            await items.complete(lambda: front.search(query, 1), Kept())
+            await items.complete(lambda: front.search(query, 1), ItemState())
 
     async def main() -> None:
         async with asyncio.TaskGroup() as group:

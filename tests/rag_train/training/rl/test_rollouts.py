@@ -13,7 +13,7 @@ from rag_train.errors import UserError
 from rag_train.formats import deeprag, planrag
 from rag_train.llm.base import Abilities, Completion, Sampling, TokenLogprob, Usage
 from rag_train.schema import Decision, Passage, Question, Step
-from rag_train.strategies.base import Kit
+from rag_train.strategies.base import Kit, Run
 from rag_train.strategies.deeprag import DeepRAG
 from rag_train.training.recipe import RLRecipe
 from rag_train.training.rl.rollouts import Branch, Rollout, Rollouts
@@ -122,7 +122,7 @@ def test_a_forced_answer_is_not_trained():
 def test_a_search_costs_one_call_more_than_no_search():
     strategy = DeepRAG(Kit(Writes(""), Found([]), instructions=False))
     step = Step(subquery="What?", decision=Decision.RETRIEVE, passages=[Passage(id="p", text="x")], answer="y")
-    done = {d: asyncio.run(strategy.branch(QUESTION, [step], "Who?", d)) for d in Decision}
+    done = {d: asyncio.run(strategy.branch(Run(strategy, QUESTION), [step], "Who?", d)) for d in Decision}
     assert [len(done[d].calls) for d in (Decision.RETRIEVE, Decision.PARAMETRIC)] == [2, 1]
     for decision, trajectory in done.items():
         assert [s.decision for s in trajectory.steps] == [Decision.RETRIEVE, decision]
