@@ -9,7 +9,6 @@ import pytest
 from support.servers import Handler, serving
 
 from rag_train import http
-from rag_train.errors import UserError, masked
 from rag_train.http import open_client, send
 
 
@@ -65,8 +64,3 @@ def test_other_encodings_and_damaged_bodies_are_refused():
         fetched(b"x", "br")
     with pytest.raises(httpx.DecodingError, match="cannot be read"):
         fetched(b"not gzip", "gzip")
-
-
-def test_passwords_in_addresses_are_masked():
-    assert masked("a http://u:p@ss@h:1/x b https://h/y@z") == "a http://***@h:1/x b https://h/y@z"
-    assert str(UserError("http://u:p@h: no")) == "http://***@h: no"

@@ -15,11 +15,6 @@ class Missing(Handler):
         self.send(404, b"")
 
 
-def test_any_status_is_an_answer():
-    with serving(Missing) as url:
-        assert begin_reaching(url)() is None
-
-
 def test_no_service_no_address_and_silence_have_reasons():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]

@@ -53,23 +53,6 @@ def test_values_and_overrides(recipe_file: Path):
     assert load_recipe(TrainRecipe, recipe_file, ["lora=null"]).lora is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", TRAINING_RECIPES, ids=lambda path: path.stem)
-def test_steps_are_the_same_on_one_two_four_and_eight_devices(path: Path, tmp_path: Path):
-    (tmp_path / "data.jsonl").touch()
-    recipe = load_recipe(TrainRecipe, path, [f"data={tmp_path / 'data.jsonl'}"])
-    for processes in (1, 2, 4, 8):
-        settled = recipe.on(processes)
-        assert settled.batch_size * settled.gradient_accumulation * processes == recipe.global_batch
-
-
-@pytest.mark.parametrize("name", ["deeprag_sft", "deeprag_dpo"])
-def test_recipes_of_deeprag_train_on_trees(name: str, tmp_path: Path):
-    (tmp_path / "data.jsonl").touch()
-    recipe = load_recipe(TrainRecipe, ROOT / f"recipes/{name}.yaml", [f"data={tmp_path / 'data.jsonl'}"])
-    assert recipe.trees and (recipe.pack_tokens or recipe.max_tokens) >= recipe.max_tokens
-
-
 def refusal(recipe: TrainRecipe, processes: int) -> str | None:
     try:
         recipe.on(processes)

@@ -23,11 +23,11 @@ from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
 from rag_train.data_synth.deeprag.run import synthesize_with
 from rag_train.errors import PromptTooLong, Refused, ServiceError, UserError
 from rag_train.jobs import items
-from rag_train.jobs.items import WHOLE, OpenItems, Outcome, Rejected, Shard, Summary, cost, run, summary_line
+from rag_train.jobs.items import WHOLE, OpenItems, Outcome, Rejected, Shard, Summary, run, summary_line
 from rag_train.jobs.retries import current
 from rag_train.llm.base import Completion, Sampling
 from rag_train.retrieval.batching import AsyncRetriever
-from rag_train.schema import LLMCall, Question
+from rag_train.schema import Question
 
 
 class Slow(TreeModel):
@@ -196,11 +196,6 @@ def test_does_not_overwrite_files_of_other_recipes_or_processes(tmp_path: Path):
 def test_rejects_invalid_shards(text: str):
     with pytest.raises(UserError, match=f"--shard {text}: not a shard; give a number and a total, such as 1/4"):
         Shard.parse(text)
-
-
-def test_cost_sums_calls_and_tokens():
-    calls = [LLMCall(module="a", prompt_tokens=3, completion_tokens=2)] * 2
-    assert cost(calls) == {"engine_calls": 2, "prompt_tokens": 6, "completion_tokens": 4}
 
 
 def test_open_items_are_counted_and_tried_again_with_the_same_result(tmp_path: Path):

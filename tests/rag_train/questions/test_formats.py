@@ -23,24 +23,37 @@ def test_recognizes_each_released_format(tmp_path: Path, kind: str) -> None:
         assert load_questions(tmp_path / name) == load_questions(tmp_path / name, kind) == [expected]
 
 
+OURS = {"question": "When?", "answers": ["Dec(ember)? 25"]}
+
+
 @pytest.mark.parametrize(
-    ("place", "kind", "scoring"),
+    ("place", "kind", "row", "metadata"),
     [
-        ("triviaqa/test.jsonl", None, "triviaqa"),
-        ("FlashRAG/nq_test.jsonl", None, "squad"),
-        ("data/test.jsonl", "triviaqa", "triviaqa"),
-        ("popqa/test.jsonl", None, "popqa"),
-        ("hotpotqa/test.jsonl", None, None),
-        ("data/test.jsonl", None, None),
+        ("triviaqa/test.jsonl", None, "flashrag", {"scoring": "triviaqa"}),
+        ("FlashRAG/nq_test.jsonl", None, "flashrag", {"scoring": "squad"}),
+        ("data/test.jsonl", "triviaqa", "flashrag", {"scoring": "triviaqa"}),
+        ("popqa/test.jsonl", None, "flashrag", {"scoring": "popqa"}),
+        ("hotpotqa/test.jsonl", None, "flashrag", {}),
+        ("data/test.jsonl", None, "flashrag", {}),
+        ("nq-dev-kilt.jsonl", None, "kilt", {"scoring": "squad"}),
+        ("triviaqa-dev_id-kilt.jsonl", None, "kilt", {"scoring": "triviaqa"}),
+        ("hotpotqa-dev-kilt.jsonl", None, "kilt", {}),
+        ("fever-dev-kilt.jsonl", None, "kilt", {"scoring": "squad"}),
+        ("eli5-dev-kilt.jsonl", None, "kilt", {"long_form": True}),
+        ("wow-dev-kilt.jsonl", None, "kilt", {"scoring": "squad", "long_form": True}),
+        ("curatedtrec/test.jsonl", None, "ours", {"scoring": "curatedtrec"}),
+        ("CuratedTrec-test.txt", None, "ours", {"scoring": "curatedtrec"}),
+        ("d/q.jsonl", "curatedtrec", "ours", {"scoring": "curatedtrec"}),
     ],
 )
-def test_flashrags_files_are_scored_as_their_dataset(
-    tmp_path: Path, place: str, kind: str | None, scoring: str | None
+def test_a_shape_of_several_datasets_is_scored_as_its_dataset(
+    tmp_path: Path, place: str, kind: str | None, row: str, metadata: dict[str, Any]
 ) -> None:
-    (tmp_path / place).parent.mkdir()
-    (tmp_path / place).write_text(ROW)
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text(json.dumps(SHAPES[row][0] if row in SHAPES else OURS))
     [question] = load_questions(tmp_path / place, kind)
-    assert question.answers == SHAPES["flashrag"][1].answers and question.metadata.get("scoring") == scoring
+    found = {name: question.metadata[name] for name in ("scoring", "long_form") if name in question.metadata}
+    assert found == metadata
 
 
 def test_search_r1s_rows_have_ids_and_scoring_of_their_dataset(tmp_path: Path) -> None:
@@ -51,47 +64,6 @@ def test_search_r1s_rows_have_ids_and_scoring_of_their_dataset(tmp_path: Path) -
     assert [question.id for question in questions] == [f"{source}:q" for source in sources]
     scoring = ["squad", "triviaqa", "popqa", None, None, "musique", None, "squad"]
     assert [question.metadata.get("scoring") for question in questions] == scoring
-
-
-@pytest.mark.parametrize(
-    ("name", "scoring", "long_form"),
-    [
-        ("nq-dev-kilt.jsonl", "squad", False),
-        ("triviaqa-dev_id-kilt.jsonl", "triviaqa", False),
-        ("hotpotqa-dev-kilt.jsonl", None, False),
-        ("fever-dev-kilt.jsonl", "squad", False),
-        ("structured_zeroshot-dev-kilt.jsonl", "squad", False),
-        ("eli5-dev-kilt.jsonl", None, True),
-        ("wow-dev-kilt.jsonl", "squad", True),
-    ],
-)
-def test_kilts_tasks_have_their_own_rules(tmp_path: Path, name: str, scoring: str | None, long_form: bool) -> None:
-    (tmp_path / name).write_text(json.dumps(SHAPES["kilt"][0]))
-    [question] = load_questions(tmp_path / name)
-    assert question.gold_passages == SHAPES["kilt"][1].gold_passages
-    assert (question.metadata.get("scoring"), question.metadata.get("long_form", False)) == (scoring, long_form)
-
-
-@pytest.mark.parametrize(
-    "place", ["curatedtrec/test.jsonl", "CuratedTrec-test.txt", "d/trec-test.json", "curatedtrec:d/q.jsonl"]
-)
-@pytest.mark.parametrize("field", ["golden_answers", "answer", "answers"])
-def test_answers_of_curatedtrec_are_regular_expressions(tmp_path: Path, place: str, field: str) -> None:
-    kind, _, file = place.rpartition(":")
-    path = tmp_path / file
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"question": "When?", field: [r"Dec(ember)? 25"]}))
-    [question] = load_questions(path, kind or None)
-    assert question.metadata == {"scoring": "curatedtrec"}
-
-
-def test_reads_the_long_tail_of_flashrags_popqa(tmp_path: Path) -> None:
-    rows = [
-        {"id": str(views), "question": "?", "golden_answers": ["x"], "metadata": {"s_pop": views}}
-        for views in (99, 100)
-    ]
-    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert [q.id for q in load_questions(tmp_path / "q.jsonl", "popqa-longtail")] == ["99"]
 
 
 def test_2wikimultihopqas_answers_have_their_aliases(tmp_path: Path) -> None:

@@ -71,13 +71,6 @@ def test_a_text_in_place_of_a_list_is_no_list_of_letters(tmp_path: Path, row: di
     assert (question.question, question.answers) == ("who", ["poet"])
 
 
-def test_strategyqa_is_read_from_a_table(tmp_path: Path) -> None:
-    header, cells = "qid,question,answer,facts,decomposition", "\"['a', 'b']\",\"['c?', 'd?']\""
-    (tmp_path / "q.csv").write_text(f"{header}\n4fd,Is it?,True,{cells}\n")
-    [question] = load_questions(tmp_path / "q.csv")
-    assert (question.answers, question.hops, question.metadata["facts"]) == (["yes"], 2, ["a", "b"])
-
-
 def test_unanswerable_questions_are_refused_skipped_or_ask_for_a_refusal(tmp_path: Path, capsys: Any) -> None:
     musique, squad = SHAPES["musique"][0], SHAPES["squad"][0]
     impossible = squad | {"id": "r", "answers": [], "is_impossible": True, "plausible_answers": [{"text": "Bo"}]}

@@ -104,33 +104,6 @@ def test_outdated_facts_have_another_value_of_the_same_type_and_split(world: Wor
     )
 
 
-def test_names_share_their_first_word_only(world: World):
-    for kind in ("film", "person"):
-        firsts, lasts = zip(*(name.split() for name in world.entities[kind]), strict=True)
-        assert len(set(lasts)) == len(lasts) and len(set(firsts)) < len(firsts) / 2
-
-
-@pytest.mark.parametrize("kind", ["person", "city"])
-def test_text_to_read_has_passages_that_a_search_would_find(world: World, kind: str):
-    source, subject = TextSource(world, seed=5), world.entities[kind][0]
-    gold = source.repaired(subject)
-    drawn = [source.around(gold, subject, 3) for _ in range(100)]
-    others = [passage for passages in drawn for passage in passages if passage is not gold]
-    assert all(len(passages) == 3 and gold in passages for passages in drawn) and len(others) == 200
-    assert sum(f"is {subject}." in passage.text for passage in others) > 40
-
-
-def test_inference_has_the_answer_that_follows_from_its_facts(world: World):
-    source = TextSource(world, seed=3)
-    answers = []
-    for _ in range(400):
-        prompt, trained, _ = source.inference()
-        answer = trained.text.strip()
-        answers.append(answer)
-        assert answer in ("yes", "no") or answer in prompt.text
-    assert 0.3 < answers.count("yes") / (answers.count("yes") + answers.count("no")) < 0.8
-
-
 def test_seed_determines_the_world(world: World):
     again = World(world.config)
     assert again.facts == world.facts and again.known == world.known
@@ -142,15 +115,6 @@ def test_seed_determines_the_world(world: World):
 def test_tokenizer_is_lossless(text: str):
     tokenizer = build_tokenizer(World(WorldConfig(films=20, people=20, cities=4, countries=2)))
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
-def test_each_word_of_the_text_is_a_single_token(world: World):
-    tokenizer = build_tokenizer(world)
-    source = TextSource(world, seed=4)
-    text = "".join(segment.text for _ in range(200) for segment in source.document())
-    assert not [
-        token for token in tokenizer.tokenize(text) if len(token) == 1 and token.isascii() and token.isalpha()
-    ]
 
 
 def test_shipped_mini_model_has_the_present_recipe(tmp_path: Path):
