@@ -22,6 +22,7 @@ from rag_train.errors import UserError, masked
 from rag_train.formats.prompting import instruction
 from rag_train.jobs.files import sha256
 from rag_train.llm.hub import commit_of, is_hub_name
+from rag_train.package_files import packaged
 from rag_train.provenance import weights_sha256
 
 _TEXT = re.compile(
@@ -148,13 +149,14 @@ def code(*makers: Any) -> str:
     Raises UserError if a maker is not in a file.
     """
     waiting, read, named = [], dict[str, str](), set[str]()
-    roots = {_PACKAGE: Path(__file__).parents[1]}
+    roots = dict[str, Path]()
     for maker in makers:
         name, file = _module(maker)
         if file is None:
             raise UserError(f"{name}: its code is not in a file, by which results could be stored; save it in one")
         top = name.partition(".")[0]
-        roots.setdefault(top, file.parents[name.count(".") + (file.name == "__init__.py")])
+        if top != _PACKAGE:
+            roots.setdefault(top, file.parents[name.count(".") + (file.name == "__init__.py")])
         waiting.append((name, file))
     while waiting:
         name, file = waiting.pop()
@@ -211,8 +213,12 @@ def _imports(node: ast.AST, package: str) -> Iterator[str]:
 
 def _found(name: str, roots: dict[str, Path]) -> Path | None:
     """Return the file of a module of this package, or of one that lies beside a maker; None for all others."""
-    top = name.partition(".")[0]
-    for root in [roots[_PACKAGE]] if top == _PACKAGE else [roots[each] for each in roots if each != _PACKAGE]:
+    top, _, rest = name.partition(".")
+    if top == _PACKAGE:
+        place = Path(rest.replace(".", "/"))
+        files = (packaged(f"{place}.py"), packaged(f"{place}/__init__.py"))
+        return next((file for file in files if file.is_file()), None)
+    for root in roots.values():
         place = root.joinpath(*name.split("."))
         for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
             if file.is_file() and "site-packages" not in file.relative_to(root).parts:

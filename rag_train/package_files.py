@@ -1,4 +1,4 @@
-"""The recipes and launch files that come with the package, and how they get into a working directory."""
+"""Files that come with the package: where they lie, and how recipes and launch files get into a directory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ from pathlib import Path
 
 from rag_train.errors import UserError
 
-PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parent
 FOLDERS = ("recipes", "launch")
+
+
+def packaged(path: str) -> Path:
+    """Return the place of a file or folder of the package, such as ``recipes/demo.yaml``.
+
+    An installation has everything inside the package. A checkout has data_synth/, eval/, launch/ and recipes/
+    beside the package.
+    """
+    inside = _PACKAGE / path
+    return inside if inside.exists() else _PACKAGE.parent / path
 
 
 def write_working_files(directory: Path) -> list[Path]:
@@ -16,8 +26,9 @@ def write_working_files(directory: Path) -> list[Path]:
 
     Raises UserError, before anything is written, if a file would be replaced or the directory cannot be written.
     """
-    sources = [path for folder in FOLDERS for path in sorted((PACKAGE / folder).rglob("*")) if path.is_file()]
-    copies = [directory / source.relative_to(PACKAGE) for source in sources]
+    folders = [packaged(folder) for folder in FOLDERS]
+    sources = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
+    copies = [directory / source.relative_to(folders[0].parent) for source in sources]
     if existing := next((copy for copy in copies if copy.exists()), None):
         raise UserError(f"{existing}: already exists; move it away or choose another directory")
     try:

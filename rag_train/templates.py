@@ -5,18 +5,17 @@ from __future__ import annotations
 import base64
 import hashlib
 from functools import cache
-from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-ROOT = Path(__file__).parent
+from rag_train.package_files import packaged
 
 
 @cache
 def _environment() -> Environment:
     return Environment(
-        loader=FileSystemLoader(ROOT),
+        loader=FunctionLoader(lambda path: packaged(path).read_text(encoding="utf-8")),
         autoescape=lambda name: name is not None and name.endswith(".html.jinja"),
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -38,7 +37,7 @@ def inline(*paths: str) -> tuple[Markup, str]:
 
     Returns the text, and its source for a content security policy that allows only this text.
     """
-    text = "\n".join((ROOT / path).read_text(encoding="utf-8") for path in paths)
+    text = "\n".join(packaged(path).read_text(encoding="utf-8") for path in paths)
     return Markup(text), source_of(text)
 
 

@@ -209,11 +209,11 @@ YAML_PIECES = (
 
 def hostile_recipes(cases: int, scratch: Path) -> Counter[str]:
     """Read shipped recipes with up to four hostile pieces in them, and count the outcomes."""
-    from rag_train.package_files import PACKAGE
+    from rag_train.package_files import packaged
     from rag_train.training.recipe import TrainRecipe
 
     rng, seen = random.Random(0), Counter[str]()
-    text = (PACKAGE / "recipes" / "deeprag_sft.yaml").read_text(encoding="utf-8")
+    text = packaged("recipes/deeprag_sft.yaml").read_text(encoding="utf-8")
     for _ in range(cases):
         changed = text
         for _ in range(rng.randint(1, 4)):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from rag_train.errors import UserError
-from rag_train.package_files import PACKAGE
+from rag_train.package_files import packaged
 
 if TYPE_CHECKING:
     from rag_train.llm.base import Completion, Sampling
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rag_train.worlds.mini.world import World
 
 T = TypeVar("T")
-CONTROLLER = PACKAGE / "worlds/mini/checkpoint/controller"
+CONTROLLER = packaged("worlds/mini/checkpoint/controller")
 """The shipped mini model after the demo's cold start, which writes DeepRAG's transcript."""
 OUTPUT = Path("runs/bench")
 """Where a benchmark writes its results, unless told otherwise."""

@@ -22,7 +22,7 @@ from rag_train.cli.serve import serving
 from rag_train.cli.synth import records, synthesis
 from rag_train.cli.train import training
 from rag_train.errors import OneProcessError, UserError
-from rag_train.package_files import PACKAGE, write_working_files
+from rag_train.package_files import packaged, write_working_files
 
 app = typer.Typer(
     name="rag-train",
@@ -153,7 +153,7 @@ def demo(
     from rag_train.recipe import load_recipe
 
     name = "demo_atlas" if atlas else "demo"
-    chosen = load_recipe(DemoRecipe, recipe or PACKAGE / f"recipes/{name}.yaml", overrides or [])
+    chosen = load_recipe(DemoRecipe, recipe or packaged(f"recipes/{name}.yaml"), overrides or [])
     work = work or Path("runs") / name.replace("_", "-")
     chosen_seeds = numbers("--seeds", seeds)
     announce(f"{name}, seeds {seeds}: models and data in {work}")

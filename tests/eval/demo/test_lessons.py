@@ -14,7 +14,7 @@ from rag_train.eval.demo.run import run_demo
 from rag_train.eval.demo.stages import MAX_TOKENS
 from rag_train.eval.demo.world import DemoWorld, open_world
 from rag_train.llm.checkpoint import load_tokenizer
-from rag_train.package_files import PACKAGE
+from rag_train.package_files import packaged
 from rag_train.recipe import load_recipe
 from rag_train.retrieval.batching import AsyncRetriever
 
@@ -23,7 +23,7 @@ SYSTEMS = {"dualrag", "hanrag", "levelrag", "planrag"}
 
 def opened(*overrides: str, seed: int = 0) -> DemoWorld:
     overrides = (f"atlas.model={MODEL}", "split=dev", *overrides)
-    recipe = load_recipe(DemoRecipe, PACKAGE / "recipes/real.yaml", list(overrides))
+    recipe = load_recipe(DemoRecipe, packaged("recipes/real.yaml"), list(overrides))
     return open_world(recipe, seed, Path(), Path(), scratch=False)
 
 
@@ -63,7 +63,7 @@ def test_all_seeds_ask_the_same_questions():
 def test_a_small_run_compares_the_untuned_and_the_tuned_model(smollm2: Path, tmp_path: Path):
     overrides = [f"atlas.model={smollm2}", "lessons.questions=3", "lessons.pack_tokens=512", "lessons.tokens=100"]
     overrides += ["test_questions=2", "split=dev", 'lessons.untuned=["deeprag,guided=true"]']
-    recipe = load_recipe(DemoRecipe, PACKAGE / "recipes/real.yaml", [*overrides, "lessons.tuned=[rag,deeprag]"])
+    recipe = load_recipe(DemoRecipe, packaged("recipes/real.yaml"), [*overrides, "lessons.tuned=[rag,deeprag]"])
     data = run_demo(recipe, [0], tmp_path / "work", tmp_path)
     names = ("deeprag, untuned", "rag, tuned", "deeprag, tuned")
     assert {run.name: run.questions for run in data.runs} == dict.fromkeys(names, 2)

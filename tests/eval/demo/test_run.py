@@ -13,7 +13,7 @@ from rag_train.eval.demo.recipe import DemoRecipe
 from rag_train.eval.demo.run import _timings, claims, summary
 from rag_train.eval.demo.seed import folder_of
 from rag_train.eval.metrics.summary import summarize
-from rag_train.package_files import PACKAGE
+from rag_train.package_files import packaged
 from rag_train.recipe import load_recipe
 from rag_train.schema import GoldStep, Question, Trajectory
 
@@ -32,7 +32,7 @@ def test_summary_tells_how_many_facts_behind_the_questions_are_known(name: str):
     question = Question(id="q", question="Where and when?", answers=["A"], decomposition=asked)
     known = {"Who?": True, "Where?": False, "of no question": True}  # "When?" is uncertain
     seed: Any = SimpleNamespace(world=SimpleNamespace(asked=[question]), known=known)
-    told = summary(load_recipe(DemoRecipe, PACKAGE / f"recipes/{name}.yaml", []), [seed])
+    told = summary(load_recipe(DemoRecipe, packaged(f"recipes/{name}.yaml"), []), [seed])
     assert "it knows 50%." in told and ("cold start" in told) is (name != "real")
 
 
@@ -64,7 +64,7 @@ class Answered:
 
 
 def test_claims_about_lessons_need_the_interval_and_every_seed():
-    recipe = load_recipe(DemoRecipe, PACKAGE / "recipes/real.yaml", [])
+    recipe = load_recipe(DemoRecipe, packaged("recipes/real.yaml"), [])
     worse, better = [False] * 20, [True] * 10 + [False] * 10
     few = {"levelrag, untuned": worse[:6], "levelrag, tuned": [True] * 6}
     same = {"deeprag, untuned": worse, "deeprag, tuned": better, "hanrag, tuned": better} | few
@@ -89,12 +89,12 @@ def test_claims_about_lessons_need_the_interval_and_every_seed():
 )
 def test_sections_that_do_not_fit_together_are_refused(changes: list[str], problem: str):
     with pytest.raises(UserError, match=problem):
-        load_recipe(DemoRecipe, PACKAGE / "recipes/real.yaml", changes)
+        load_recipe(DemoRecipe, packaged("recipes/real.yaml"), changes)
 
 
 def test_another_threshold_keeps_data_and_models():
     def key(*overrides: str) -> str:
-        recipe = load_recipe(DemoRecipe, PACKAGE / "recipes/demo_atlas.yaml", list(overrides))
+        recipe = load_recipe(DemoRecipe, packaged("recipes/demo_atlas.yaml"), list(overrides))
         return folder_of(recipe, 0, Path()).name
 
     assert key() == key("thresholds.stage2=0.3") != key("stage2.beta=0.1")
@@ -102,6 +102,6 @@ def test_another_threshold_keeps_data_and_models():
 
 def test_more_strategies_keep_the_tuned_model():
     def key(*overrides: str) -> str:
-        return folder_of(load_recipe(DemoRecipe, PACKAGE / "recipes/real.yaml", list(overrides)), 0, Path()).name
+        return folder_of(load_recipe(DemoRecipe, packaged("recipes/real.yaml"), list(overrides)), 0, Path()).name
 
     assert key() == key("lessons.tuned=[rag]", "lessons.untuned=[direct]") != key("lessons.tokens=100")

@@ -12,7 +12,7 @@ from rag_train.eval.demo.recipe import DemoRecipe
 from rag_train.eval.demo.world import MARKERS, PARTS, as_mixed, one_answer, open_world, part
 from rag_train.formats import deeprag, reader
 from rag_train.llm.checkpoint import load_tokenizer
-from rag_train.package_files import PACKAGE
+from rag_train.package_files import packaged
 from rag_train.recipe import load_recipe
 from rag_train.schema import Decision, Passage, Step
 from rag_train.worlds.atlas.facts import Atlas
@@ -21,7 +21,7 @@ from rag_train.worlds.mini.pretrain import RECORD, PretrainConfig, build_model
 from rag_train.worlds.mini.text import build_tokenizer
 from rag_train.worlds.mini.world import World, WorldConfig
 
-RECIPE = PACKAGE / "recipes/demo.yaml"
+RECIPE = packaged("recipes/demo.yaml")
 
 
 def test_every_line_of_a_transcript_begins_with_a_marker():
