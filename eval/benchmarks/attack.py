@@ -107,11 +107,11 @@ def killed_builds(kind: str, scratch: Path) -> Counter[str]:
 
 
 def build(kind: str, passages: list[Passage], directory: Path) -> None:
-    from rag_train.retrieval.index import bm25_build, dense, lucene
+    from rag_train.retrieval.index import bm25, dense, lucene
 
     match kind:
         case "bm25":
-            bm25_build.build_bm25(passages, directory)
+            bm25.build_bm25(passages, directory)
         case "lucene":
             lucene.build_lucene(passages, directory)
         case _:

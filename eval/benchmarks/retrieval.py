@@ -182,7 +182,7 @@ def answer_commands(name: str, corpus: Path, passages: int, work: Path) -> None:
 def build(name: str, corpus: Path, size: int, directory: Path) -> None:
     passages = resampled(corpus, size)
     if name == "rag-train":
-        from rag_train.retrieval.index.bm25_build import build_bm25
+        from rag_train.retrieval.index.bm25 import build_bm25
 
         build_bm25(passages, directory)
     elif name == "tantivy":

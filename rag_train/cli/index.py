@@ -21,6 +21,9 @@ def index(
         str, typer.Argument(help="Index directory to write, or elastic://HOST:PORT/INDEX, or a Milvus collection.")
     ],
     kind: Annotated[str, typer.Option(help="bm25, lucene (phrases, -term, ^boost) or dense.")] = "bm25",
+    language: Annotated[
+        str, typer.Option(help="bm25, lucene: whose words are stemmed: one of Snowball's, such as german; or none.")
+    ] = "english",
     encoder: Annotated[
         str | None,
         typer.Option(help="dense: directory or hub name; by default all-MiniLM-L6-v2 from its Python package."),
@@ -49,7 +52,15 @@ def index(
         console.print(f"{output}: already an index; it stays in use until the new one replaces it", soft_wrap=True)
     with progress(f"indexing {corpus.name}", count_lines(corpus)) as advance:
         passages = index_corpus(
-            kind, corpus, output, up_to(advance), encoder=encoder, vectors=vectors, search=search, bf16=bf16
+            kind,
+            corpus,
+            output,
+            up_to(advance),
+            encoder=encoder,
+            vectors=vectors,
+            search=search,
+            bf16=bf16,
+            language=language,
         )
     if kind == "dense":
         from rag_train.training.processes import end_processes

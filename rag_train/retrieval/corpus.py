@@ -6,7 +6,7 @@ Every error in a file is a UserError of one line with the file, the line or row,
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -89,6 +89,13 @@ class PassageStore:
             return Passage.model_validate_json(line)
         except ValidationError as error:
             raise UserError(f"passage {position} of the index is damaged; build the index again") from error
+
+    def found(self, positions: Iterable[int], scores: Iterable[float]) -> list[Passage]:
+        """Return the passages at ``positions`` with their scores."""
+        return [
+            self[position].model_copy(update={"score": score})
+            for position, score in zip(positions, scores, strict=True)
+        ]
 
 
 def encode(passage: Passage) -> bytes:

@@ -73,7 +73,7 @@ def index_corpus(kind: str, corpus: Path, output: str, progress: Callable[[int],
         from rag_train.retrieval.index.open import build_index
 
         return build_index(kind, corpus, Path(output), progress, **options)
-    if kind != "bm25" or any(value not in (None, False, "", "Flat") for value in options.values()):
+    if kind != "bm25" or any(value not in (None, False, "", "Flat", "english") for value in options.values()):
         raise UserError(f"index {output}: --kind and the options of dense are for directories; leave them out")
     if kind_of_place == "elastic":
         return _open_elastic(output).index_passages(read_corpus(corpus), progress)

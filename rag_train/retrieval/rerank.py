@@ -16,7 +16,7 @@ from rag_train.llm.checkpoint import check_checkpoint
 from rag_train.llm.control import defused
 from rag_train.retrieval.base import Retriever, corpus_sha256, identity, in_turn, service, threads_of_parts
 from rag_train.retrieval.corpus import encodable
-from rag_train.retrieval.index.text import indexed_text
+from rag_train.retrieval.index.words import indexed_text
 from rag_train.schema import Passage
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from pydantic.json_schema import models_json_schema
 from rag_train.errors import UserError, not_installed
 from rag_train.retrieval.base import Retriever, corpus_sha256, key
 from rag_train.retrieval.batching import AsyncRetriever
-from rag_train.retrieval.index.text import LONGEST_QUERY
+from rag_train.retrieval.index.words import LONGEST_QUERY
 from rag_train.retrieval.remote.messages import SearchRequest, SearchResponse
 from rag_train.schema import Passage
 

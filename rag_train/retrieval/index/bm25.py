@@ -1,29 +1,29 @@
-"""BM25 search in the manner of bm25s (Lù 2024): scores are computed at indexing time; a search only adds them up.
+"""BM25 on the library bm25s (Lù 2024): scores are computed at indexing time; a search only adds them up.
 
-The tests compare the results with bm25s. The package itself is not used because it builds indexes in memory and
-its top-k selection orders equal scores arbitrarily, while training sets must be reproducible.
-
-bm25s (for its stop words) and numba are imported on first use, because they take long.
+The index stays on disk and is mapped into memory. bm25s and numba are imported on first use: they take long.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 from pydantic import StrictStr, TypeAdapter, ValidationError
 
 from rag_train.errors import UserError
 from rag_train.provenance import cores
 from rag_train.retrieval.corpus import PassageStore
-from rag_train.retrieval.index.bm25_build import FORMAT, VERSION, VOCABULARY, build_bm25
 from rag_train.retrieval.index.directory import (
     MANIFEST,
     OFFSETS,
@@ -32,33 +32,68 @@ from rag_train.retrieval.index.directory import (
     inconsistent,
     load_array,
     open_passages,
+    publish,
     read_manifest,
     rising,
+    shards,
     unreadable,
+    working_directory,
+    write_manifest,
 )
-from rag_train.retrieval.index.text import LONGEST_QUERY, BM25Config, tokenizer
+from rag_train.retrieval.index.words import LONGEST_QUERY, Words, indexed_text
 from rag_train.schema import Passage
 
-_ARRAYS = {"data": np.float32, "indices": np.int32, "indptr": np.int64}
-_FILES = {PASSAGES, OFFSETS, VOCABULARY, *(f"{name}.npy" for name in _ARRAYS)}
+FORMAT = "rag-train-bm25"
+VERSION = 3
 
-_CONFIG = TypeAdapter(BM25Config)
+SHARD = 10_000
+"""Passages read at a time; a killed build loses at most this many."""
+
+_VOCABULARY = "vocabulary.json"
+_ARRAYS = {"data": np.float32, "indices": np.int32, "indptr": np.int64}
+_FILES = {PASSAGES, OFFSETS, _VOCABULARY, *(f"{name}.npy" for name in _ARRAYS)}
 _TOKENS = TypeAdapter(list[StrictStr])
 _BLOCK = 1 << 24
 """Postings checked at a time."""
+_POSTING = 24
+"""Bytes of memory that bm25s takes for each posting while it builds: three arrays, and two of them sorted."""
+_CHUNK = 16
+"""Fewest queries that are worth a thread of their own."""
+_SPARE = 16
+"""Passages found beyond those asked for: bm25s keeps any of the passages that share the last place."""
+_REPEATED = 10
+"""Times that a word of a query counts at most, so that no query takes long."""
 
 
-def top_k(scores: np.ndarray, k: int) -> np.ndarray:
-    """Return the positions of the ``k`` highest positive scores, best first; ties are ordered by position."""
-    hits = np.flatnonzero(scores > 0)
-    if len(hits) > k:
-        threshold = np.partition(scores[hits], -k)[-k]
-        hits = hits[scores[hits] >= threshold]
-    return hits[np.argsort(-scores[hits], kind="stable")[:k]]
+@dataclass(frozen=True)
+class BM25Config:
+    """Settings of an index.
+
+    Attributes:
+        language: one of `rag_train.retrieval.index.words.LANGUAGES`.
+        k1: how slowly repetitions of a term saturate; above 0.
+        b: how strongly long passages are discounted; from 0 to 1.
+    """
+
+    language: str = "english"
+    k1: float = 1.5
+    b: float = 0.75
+
+    def __post_init__(self) -> None:
+        Words(self.language)  # refuses unknown languages
+        if not 0 < self.k1 < float("inf"):
+            raise UserError(f"bm25: k1 is {self.k1}; give a number above 0, such as 1.5")
+        if not 0 <= self.b <= 1:
+            raise UserError(f"bm25: b is {self.b}; give a number from 0 to 1, such as 0.75")
+
+
+_CONFIG = TypeAdapter(BM25Config)
 
 
 class BM25Index:
     """A BM25 index with its passages, created by `build` or `load`.
+
+    Scores are Lucene's, without the factor k1 + 1.
 
     Attributes:
         config: the settings it was built with.
@@ -82,7 +117,10 @@ class BM25Index:
         self.passages = passages
         self.corpus_sha256 = corpus_sha256
         self._vocabulary = vocabulary
-        self._postings = postings
+        self._engine = _bm25s().BM25(backend="numba")
+        self._engine.scores = {**postings, "num_docs": len(passages)}
+        self._engine.nonoccurrence_array = None
+        self._engine.unique_token_ids_set = range(len(vocabulary))
 
     def __len__(self) -> int:
         return len(self.passages)
@@ -94,43 +132,20 @@ class BM25Index:
 
     @classmethod
     def build(cls, passages: Iterable[Passage], config: BM25Config | None = None) -> BM25Index:
-        """Index passages that fit in memory. To index a corpus of any size into a directory, use `build_bm25`.
+        """Index passages into a file that is gone with the index. To keep an index, use `build_bm25`.
 
         Raises:
             UserError: if there are no passages.
         """
         with TemporaryDirectory() as directory:
             build_bm25(passages, Path(directory, "index"), config)
-            return cls.load(Path(directory, "index"), mmap=False)
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Return for each query at most ``k`` passages that share a token with it, best first, with scores.
-
-        Equal scores are in corpus order. A query without a known token gets an empty list. Only the first
-        `LONGEST_QUERY` characters of a query count.
-
-        Raises:
-            ValueError: if ``k`` is less than 1.
-        """
-        if k < 1:
-            raise ValueError(f"k is {k}; ask for at least one passage")
-        tokenize = tokenizer(self.config)
-        return [self._search(tokenize(query[:LONGEST_QUERY]), k) for query in queries]
-
-    def _search(self, tokens: list[str], k: int) -> list[Passage]:
-        known = Counter(self._vocabulary[t] for t in tokens if t in self._vocabulary)
-        scores = np.zeros(len(self), dtype=np.float32)
-        words, counts = np.array(list(known.items()), dtype=np.int64).reshape(-1, 2).T
-        _adder()(scores, words, counts, *(self._postings[name] for name in _ARRAYS))
-        return [self.passages[i].model_copy(update={"score": float(scores[i])}) for i in top_k(scores, k)]
+            return cls.load(Path(directory, "index"))
 
     @classmethod
-    def load(cls, directory: str | Path, mmap: bool = True) -> BM25Index:
+    def load(cls, directory: str | Path) -> BM25Index:
         """Open a saved index after checking the size and SHA-256 of every file.
 
-        Args:
-            directory: a directory written by `build_bm25`.
-            mmap: keep postings and passages on disk and read only the vocabulary into memory.
+        Only the vocabulary is read into memory.
 
         Raises:
             UserError: if the directory is missing, not a BM25 index, incomplete, damaged, or of another version.
@@ -143,17 +158,68 @@ class BM25Index:
             raise changed(directory, MANIFEST) from error
         try:
             postings = {
-                name: load_array(directory, f"{name}.npy", np.dtype(dtype), mmap) for name, dtype in _ARRAYS.items()
+                name: load_array(directory, f"{name}.npy", np.dtype(kind)) for name, kind in _ARRAYS.items()
             }
-            passages = open_passages(directory, manifest.passages, in_memory=not mmap)
-            tokens = _TOKENS.validate_json((directory / VOCABULARY).read_bytes())
+            passages = open_passages(directory, manifest.passages)
+            tokens = _TOKENS.validate_json((directory / _VOCABULARY).read_bytes())
         except ValidationError as error:
-            raise inconsistent(directory, VOCABULARY) from error
+            raise inconsistent(directory, _VOCABULARY) from error
         except OSError as error:
             raise unreadable(directory, error) from error
         _check_postings(directory, len(tokens), manifest.passages, **postings)
         vocabulary = {token: i for i, token in enumerate(tokens)}
         return cls(config, passages, vocabulary, postings, manifest.corpus_sha256)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Return for each query at most ``k`` passages that share a word with it, best first, with scores.
+
+        Equal scores are in corpus order. A query without a known word gets an empty list. Only the first
+        `LONGEST_QUERY` characters of a query count, and ten repetitions of a word.
+
+        Raises:
+            ValueError: if ``k`` is less than 1.
+        """
+        if k < 1:
+            raise ValueError(f"k is {k}; ask for at least one passage")
+        pool, threads = _pool()
+        size = len(queries) if threads == 1 else -(-len(queries) // (4 * threads))
+        size = max(size, _CHUNK)
+        chunks = [queries[start : start + size] for start in range(0, len(queries), size)]
+        found = (pool.map if len(chunks) > 1 else map)(lambda chunk: self._search(chunk, k), chunks)
+        return [passages for chunk in found for passages in chunk]
+
+    def _search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        words = Words(self.config.language)
+        asked = [self._ids(words(query[:LONGEST_QUERY])) for query in queries]
+        best = iter(self._best([ids for ids in asked if ids], k, k + _SPARE))
+        return [self.passages.found(*next(best)) if ids else [] for ids in asked]
+
+    def _ids(self, words: list[str]) -> list[int]:
+        ids = [id for word in words if (id := self._vocabulary.get(word)) is not None]
+        if len(ids) <= _REPEATED:
+            return ids
+        times: Counter[int] = Counter()
+        kept = []
+        for id in ids:
+            times[id] += 1
+            if times[id] <= _REPEATED:
+                kept.append(id)
+        return kept
+
+    def _best(self, asked: list[list[int]], k: int, deep: int) -> list[tuple[list[int], list[float]]]:
+        """Return positions and scores of the best passages for each query; ``deep`` are looked at, or more."""
+        if not asked:
+            return []
+        deep = min(deep, len(self))
+        found = self._engine.retrieve(asked, k=deep, n_threads=1, show_progress=False)
+        best = []
+        for ids, positions, scores in zip(asked, found.documents, found.scores, strict=True):
+            if deep < len(self) and scores[-1] == scores[k - 1] > 0:  # others may share the last place
+                best += self._best([ids], k, 8 * deep)
+                continue
+            order = np.lexsort((positions, -scores))[: min(k, np.count_nonzero(scores > 0))]
+            best.append((positions[order].tolist(), scores[order].tolist()))
+        return best
 
 
 def _check_postings(
@@ -171,21 +237,117 @@ def _check_postings(
 
 
 @cache
-def _adder() -> Callable[..., None]:
+def _bm25s() -> Any:
+    """Return the library; its compiled search is kept on disk, because compiling takes ten seconds."""
+    import bm25s
+    from bm25s.numba import retrieve_utils
+
+    with suppress(RuntimeError):  # no place to write to
+        retrieve_utils._retrieve_internal_jitted_serial.enable_caching()
+    return bm25s
+
+
+@cache
+def _pool() -> tuple[ThreadPoolExecutor, int]:
+    """Return the threads of all searches, and their number.
+
+    numba's own, whose waiting makes PyTorch's threads twenty times slower, cannot be called by several threads.
+    """
     import numba
 
-    @numba.njit(nogil=True)
-    def add_scores(
-        scores: np.ndarray,
-        tokens: np.ndarray,
-        counts: np.ndarray,
-        data: np.ndarray,
-        indices: np.ndarray,
-        indptr: np.ndarray,
-    ) -> None:
-        """Add each token's column of the sparse (passages x tokens) matrix to ``scores``, as often as it occurs."""
-        for token, count in zip(tokens, counts):  # noqa: B905 (numba has no strict)
-            for i in range(indptr[token], indptr[token + 1]):
-                scores[indices[i]] += count * data[i]
+    threads = numba.config.NUMBA_NUM_THREADS  # pyrefly: ignore[missing-attribute]
+    return ThreadPoolExecutor(threads, "bm25"), threads
 
-    return add_scores
+
+def build_bm25(
+    passages: Iterable[Passage],
+    directory: str | Path,
+    config: BM25Config | None = None,
+    progress: Callable[[int], None] | None = None,
+    shard: int = SHARD,
+) -> int:
+    """Index passages, which may be a stream, into ``directory`` and return their number.
+
+    After a kill, the same call reads the words of the missing shards only, and writes the same files. An existing
+    index in the directory is replaced at the end.
+
+    Args:
+        progress: called with the number of passages read so far.
+
+    Raises:
+        UserError: if there are no passages, if bm25s would need more memory than there is, or if the directory
+            contains anything except an index or cannot be written.
+    """
+    config = config or BM25Config()
+    directory = Path(directory).resolve()
+    with working_directory(directory) as work:
+        vocabulary: dict[str, int] = {}
+        files, postings = [], 0
+        for block, path in shards(passages, work, [FORMAT, VERSION, config.language], shard, progress):
+            if not path.exists():
+                _write_ids(path, block, config, vocabulary)
+            with np.load(path) as stored:
+                for token in json.loads(stored["tokens"].tobytes()):
+                    vocabulary.setdefault(token, len(vocabulary))
+                postings += int(stored["postings"])
+            _check_memory(postings)
+            files.append(path)
+        ids = _Ids(files)
+        _write_postings(work / "index", config, ids, vocabulary)
+        write_manifest(work / "index", FORMAT, VERSION, asdict(config), len(ids))
+        publish(work, directory)
+    return len(ids)
+
+
+def _write_ids(path: Path, block: list[Passage], config: BM25Config, vocabulary: dict[str, int]) -> None:
+    """Write the ids of a shard's words, with those that are new in the vocabulary."""
+    words, known = Words(config.language), len(vocabulary)
+    ids = [
+        [vocabulary.setdefault(word, len(vocabulary)) for word in words(indexed_text(passage))] for passage in block
+    ]
+    tokens = json.dumps(list(vocabulary)[known:]).encode()
+    with path.with_suffix(".part").open("wb") as file:
+        np.savez(
+            file,
+            ids=np.array([id for row in ids for id in row], dtype=np.int32),
+            lengths=np.array(list(map(len, ids)), dtype=np.int64),
+            postings=np.int64(sum(len(set(row)) for row in ids)),
+            tokens=np.frombuffer(tokens, dtype=np.uint8),
+        )
+    path.with_suffix(".part").replace(path)
+
+
+class _Ids:
+    """The ids of the words of each passage, read from the shards' files whenever they are iterated."""
+
+    def __init__(self, files: Sequence[Path]):
+        self._files = files
+        self._passages = sum(len(np.load(file)["lengths"]) for file in files)
+
+    def __len__(self) -> int:
+        return self._passages
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for file in self._files:
+            with np.load(file) as stored:
+                ids, ends = stored["ids"].tolist(), np.cumsum(stored["lengths"]).tolist()
+            for start, end in zip([0, *ends], ends, strict=False):
+                yield ids[start:end]
+
+
+def _check_memory(postings: int) -> None:
+    free = psutil.virtual_memory().available
+    if (needed := postings * _POSTING) > free:
+        raise UserError(
+            f"bm25: the build takes more than {needed / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB are "
+            "free; add --kind lucene, which builds on disk"
+        )
+
+
+def _write_postings(index: Path, config: BM25Config, ids: _Ids, vocabulary: dict[str, int]) -> None:
+    engine = _bm25s().BM25(k1=config.k1, b=config.b, method="lucene", backend="numba")
+    with np.errstate(invalid="ignore"):  # of a corpus without words
+        engine.index(SimpleNamespace(ids=ids, vocab=vocabulary), create_empty_token=False, show_progress=False)
+    for name, kind in _ARRAYS.items():
+        np.save(index / f"{name}.npy", engine.scores[name].astype(kind, copy=False))
+    (index / _VOCABULARY).write_text(json.dumps(list(vocabulary), ensure_ascii=False), encoding="utf-8")

@@ -7,13 +7,9 @@ settings and the vector of a fixed query, so that it is never searched with a di
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,19 +18,19 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from rag_train.errors import UserError, not_installed
-from rag_train.retrieval.corpus import PassageStore, encode
+from rag_train.retrieval.corpus import PassageStore
 from rag_train.retrieval.index.directory import (
     MANIFEST,
     OFFSETS,
     PASSAGES,
     REMEDY,
     changed,
-    clear,
     inconsistent,
     load_array,
     open_passages,
     publish,
     read_manifest,
+    shards,
     unreadable,
     working_directory,
     write_manifest,
@@ -111,22 +107,23 @@ class DenseIndex:
 
     @classmethod
     def build(cls, passages: Iterable[Passage], config: DenseConfig | None = None) -> DenseIndex:
-        """Index passages that fit in memory. To index a corpus of any size into a directory, use `build_dense`.
+        """Index passages into files that are gone with the index. To keep an index, use `build_dense`.
 
         Raises:
             UserError: if there are no passages, or the configuration is not valid.
         """
         with TemporaryDirectory() as directory:
             build_dense(passages, Path(directory, "index"), config)
-            return cls.load(Path(directory, "index"), mmap=False)
+            return cls.load(Path(directory, "index"))
 
     @classmethod
-    def load(cls, directory: str | Path, mmap: bool = True, device: str | None = None) -> DenseIndex:
+    def load(cls, directory: str | Path, device: str | None = None) -> DenseIndex:
         """Open a saved index after checking the size and SHA-256 of every file, and the encoder.
+
+        Vectors and passages stay on disk until they are used.
 
         Args:
             directory: a directory written by `build_dense`.
-            mmap: keep vectors and passages on disk until they are used.
             device: device of the encoder.
 
         Raises:
@@ -141,9 +138,9 @@ class DenseIndex:
         except ValidationError as error:
             raise changed(directory, MANIFEST) from error
         try:
-            passages = open_passages(directory, manifest.passages, in_memory=not mmap)
+            passages = open_passages(directory, manifest.passages)
             probe = load_array(directory, _PROBE, np.dtype(np.float32), dimensions=2)
-            vectors = faiss.read_index(str(directory / _VECTORS), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
+            vectors = faiss.read_index(str(directory / _VECTORS), faiss.IO_FLAG_MMAP_IFC)
             if config.search:
                 faiss.ParameterSpace().set_index_parameters(vectors, config.search)
         except OSError as error:
@@ -172,13 +169,10 @@ class DenseIndex:
         if k < 1:
             raise ValueError(f"k is {k}; ask for at least one passage")
         scores, positions = self.search_vectors(self.encoder.encode_queries(queries), k)
+        known = (positions >= 0) & (positions < len(self))  # a stranger's index can hold any number
         return [
-            [
-                self.passages[p].model_copy(update={"score": float(s)})
-                for s, p in zip(*found, strict=True)
-                if 0 <= p < len(self)  # the lists of a stranger's index can hold any number
-            ]
-            for found in zip(scores.tolist(), positions.tolist(), strict=True)
+            self.passages.found(row[kept].tolist(), values[kept].tolist())
+            for row, values, kept in zip(positions, scores, known, strict=True)
         ]
 
     def search_vectors(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -221,19 +215,19 @@ def build_dense(
     state = PartialState()
     encoder = Encoder(config.encoder, str(state.device))
     empty = _empty_index(config, encoder.dimension)
+    note = progress or (lambda _: None)
     with working_directory(directory, state.is_main_process) as work:
-        if state.is_main_process:
-            shutil.rmtree(work / "index", ignore_errors=True)
-            (work / "index").mkdir()
         state.wait_for_everyone()
-        shards = _encode(iter(passages), work, encoder, state, progress or (lambda _: None), shard)
+        files, total = [], 0
+        settings = [FORMAT, VERSION, encoder.identity]
+        for block, path in shards(passages, work, settings, shard, note, state.is_main_process):
+            if len(files) % state.num_processes == state.process_index and not path.exists():
+                _write_vectors(path, block, encoder, lambda done, before=total: note(before + done))
+            files.append(path)
+            total += len(block)
         state.wait_for_everyone()
-        total = sum(len(np.load(path, mmap_mode="r")) for path in shards)
         if state.is_main_process:
-            if not total:
-                clear(work)
-                raise UserError("dense: no passages to index; give a corpus with at least one")
-            _faiss().write_index(_filled(empty, shards), str(work / "index" / _VECTORS))
+            _faiss().write_index(_filled(empty, files), str(work / "index" / _VECTORS))
             np.save(work / "index" / _PROBE, encoder.encode_queries([_PROBE_TEXT]))
             write_manifest(work / "index", FORMAT, VERSION, asdict(config), total, encoder.weights)
             publish(work, directory)
@@ -241,36 +235,14 @@ def build_dense(
     return total
 
 
-def _encode(
-    passages: Iterator[Passage], work: Path, encoder: Encoder, state, progress: Callable[[int], None], size: int
-) -> list[Path]:
-    """Return the shards' files of vectors in corpus order; the main process also writes the passages."""
-    shards: list[Path] = []
-    offsets = [0]
-    total = 0
-    settings = json.dumps(encoder.identity, sort_keys=True).encode()
-    with (work / "index" / PASSAGES if state.is_main_process else Path(os.devnull)).open("wb") as lines:
-        while block := list(islice(passages, size)):
-            encoded = [encode(passage) for passage in block]
-            lines.write(b"".join(encoded))
-            for line in encoded:
-                offsets.append(offsets[-1] + len(line))
-            digest = hashlib.sha256(settings + b"".join(encoded)).hexdigest()[:16]
-            path = work / f"{len(shards):06}-{digest}.npy"
-            if len(shards) % state.num_processes == state.process_index and not path.exists():
-                vectors = []
-                for start in range(0, len(block), 512):
-                    vectors.append(encoder.encode_passages(block[start : start + 512]))
-                    progress(total + min(start + 512, len(block)))
-                temporary = path.with_name(f".{path.name}")
-                np.save(temporary, np.concatenate(vectors))
-                temporary.replace(path)
-            shards.append(path)
-            total += len(block)
-            progress(total)
-    if state.is_main_process:
-        np.save(work / "index" / OFFSETS, np.array(offsets, dtype=np.int64))
-    return shards
+def _write_vectors(path: Path, block: list[Passage], encoder: Encoder, note: Callable[[int], None]) -> None:
+    vectors = []
+    for start in range(0, len(block), 512):
+        vectors.append(encoder.encode_passages(block[start : start + 512]))
+        note(min(start + 512, len(block)))
+    with path.with_suffix(".part").open("wb") as file:
+        np.save(file, np.concatenate(vectors))
+    path.with_suffix(".part").replace(path)
 
 
 def _flat(index) -> np.ndarray | None:

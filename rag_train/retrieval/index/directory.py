@@ -6,11 +6,13 @@ A directory therefore holds a complete index or none: truncated, changed and for
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from tokenize import TokenError
 from typing import IO, Any
@@ -21,8 +23,8 @@ from pydantic import ValidationError
 
 from rag_train.errors import UserError
 from rag_train.jobs.files import sha256
-from rag_train.retrieval.corpus import PassageStore
-from rag_train.schema import Record
+from rag_train.retrieval.corpus import PassageStore, encode
+from rag_train.schema import Passage, Record
 
 PASSAGES = "passages.jsonl"
 OFFSETS = "offsets.npy"
@@ -144,29 +146,29 @@ def read_manifest(directory: Path, format: str, version: int, files: Collection[
     return manifest
 
 
-def open_passages(directory: Path, passages: int, in_memory: bool = False) -> PassageStore:
-    """Open the passages of a checked index directory; they stay on disk unless ``in_memory``.
+def open_passages(directory: Path, passages: int) -> PassageStore:
+    """Open the passages of a checked index directory; they stay on disk.
 
     Raises:
         UserError: if the offsets are not those of ``passages`` lines.
         OSError: if a file cannot be read.
     """
     path = directory / PASSAGES
-    offsets = load_array(directory, OFFSETS, np.dtype(np.int64), mmap=not in_memory)
+    offsets = load_array(directory, OFFSETS, np.dtype(np.int64))
     if len(offsets) != passages + 1 or not rising(offsets, path.stat().st_size):
         raise inconsistent(directory, OFFSETS)
-    return PassageStore(path.read_bytes() if in_memory else _Lines(path), offsets)
+    return PassageStore(_Lines(path), offsets)
 
 
-def load_array(directory: Path, name: str, dtype: np.dtype, mmap: bool = True, dimensions: int = 1) -> np.ndarray:
-    """Load an array file, which may be a stranger's: never a pickle, and only of the given type.
+def load_array(directory: Path, name: str, dtype: np.dtype, dimensions: int = 1) -> np.ndarray:
+    """Map an array file, which may be a stranger's: never a pickle, and only of the given type.
 
     Raises:
         UserError: if the file is not an array of this type and number of dimensions.
         OSError: if it cannot be read.
     """
     try:
-        array = np.load(directory / name, mmap_mode="r" if mmap else None)
+        array = np.load(directory / name, mmap_mode="r")
     except (ValueError, EOFError, MemoryError, OverflowError, SyntaxError, TokenError, BadZipFile) as error:
         raise inconsistent(directory, name) from error
     if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != dimensions:
@@ -220,6 +222,49 @@ def working_directory(directory: Path, main: bool = True) -> Iterator[Path]:
         ) from error
 
 
+def shards(
+    passages: Iterable[Passage],
+    work: Path,
+    settings: Any,
+    size: int,
+    progress: Callable[[int], None] | None = None,
+    main: bool = True,
+) -> Iterator[tuple[list[Passage], Path]]:
+    """Yield the passages in blocks of ``size``, and write them with their offsets into the index being built.
+
+    Each block comes with the path, in ``work``, of what the build makes of it. The path is named by a hash of
+    ``settings``, of the block, and of all blocks before it: what a killed build left there can be used again.
+
+    Args:
+        settings: what a block's file depends on besides the passages, as JSON values.
+        progress: called with the number of passages done so far.
+        main: whether this is the process that writes, if several build together.
+
+    Raises:
+        UserError: if there are no passages.
+    """
+    passages, index, offsets = iter(passages), work / "index", [0]
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    if main:
+        shutil.rmtree(index, ignore_errors=True)
+        index.mkdir()
+    with (index / PASSAGES if main else Path(os.devnull)).open("wb") as file:
+        while block := list(islice(passages, size)):
+            lines = [encode(passage) for passage in block]
+            file.write(b"".join(lines))
+            digest.update(b"".join(lines))
+            offsets.extend(offsets[-1] + np.cumsum(list(map(len, lines))))
+            yield block, work / f"{len(offsets) - 1:010}-{digest.hexdigest()[:16]}"
+            if progress:
+                progress(len(offsets) - 1)
+    if len(offsets) == 1:
+        if main:
+            clear(work)
+        raise UserError("no passages to index; give a corpus with at least one")
+    if main:
+        np.save(index / OFFSETS, np.array(offsets, dtype=np.int64))
+
+
 def publish(work: Path, directory: Path) -> None:
     """Move the finished index from its working directory to its place, replacing an existing index."""
     _check_replaceable(directory)  # again: a build can take days
@@ -239,7 +284,9 @@ def clear(work: Path) -> None:
 
 def another_corpus(work: Path) -> UserError:
     """Return the error for a build that cannot continue the unfinished build in ``work``."""
-    return UserError(f"{work}: unfinished build of another corpus; delete that directory and start again")
+    return UserError(
+        f"{work}: unfinished build of another corpus or with other settings; delete that directory and start again"
+    )
 
 
 def changed(directory: Path, name: str) -> UserError:

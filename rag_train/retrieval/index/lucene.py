@@ -6,83 +6,90 @@ to a cluster.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-
 from rag_train.errors import UserError, not_installed
-from rag_train.retrieval.corpus import PassageStore, encodable, encode
+from rag_train.retrieval.corpus import PassageStore, encodable
 from rag_train.retrieval.index.directory import (
-    OFFSETS,
-    PASSAGES,
+    MANIFEST,
     another_corpus,
-    clear,
+    changed,
     inconsistent,
     open_passages,
     publish,
     read_manifest,
+    shards,
     working_directory,
     write_manifest,
 )
 from rag_train.retrieval.index.lucene_query import Clause, parse
-from rag_train.retrieval.index.text import LONGEST_QUERY
+from rag_train.retrieval.index.words import LANGUAGES, LONGEST_QUERY, Words
 from rag_train.schema import Passage
 
 FORMAT = "rag-train-lucene"
-VERSION = 1
+VERSION = 2
 
 SHARD = 50_000
 """Passages between commits; a killed build loses at most this many."""
 
 _ENGINE = "tantivy"
-_ANALYZER = "rag_train_english"
+_ANALYZER = "rag_train_words"
 _EVERYWHERE = "all"
+_GAP = "\ue000"
+"""Stands for a stop word in a text, so that the positions of the other words stay; tantivy does not index it."""
+_SPARE = 16
+"""Passages found beyond those asked for: tantivy keeps any of the passages that share the last place."""
 
 
 class LuceneIndex:
     """A tantivy index with its passages, created by `build` or `load`.
 
     Scores are BM25 scores with Lucene's k1 = 1.2 and b = 0.75, over title and text together; ``title:`` and
-    ``text:`` search a single field. Words are lower-cased, filtered by English stop words and stemmed.
+    ``text:`` search a single field.
 
     Attributes:
         passages: the passages in corpus order.
         corpus_sha256: SHA-256 of the passages as JSON Lines; identifies the corpus in records made with this index.
         directory: where the index lies.
+        language: the language of its words, one of `rag_train.retrieval.index.words.LANGUAGES`.
     """
 
     name = "lucene"
 
-    def __init__(self, engine: Any, passages: PassageStore, corpus_sha256: str, directory: Path):
+    def __init__(self, engine: Any, passages: PassageStore, corpus_sha256: str, directory: Path, language: str):
         self.passages = passages
         self.directory = directory
         self.corpus_sha256 = corpus_sha256
+        self.language = language
         self._schema = engine.schema
         self._searcher = engine.searcher()
-        self._analyzer = _analyzer()
+        self._words = Words(language)
 
     def __len__(self) -> int:
         return len(self.passages)
 
     @property
     def identity(self) -> Any:
-        return {"index": FORMAT, "version": VERSION, "corpus_sha256": self.corpus_sha256}
+        return {
+            "index": FORMAT,
+            "version": VERSION,
+            "language": self.language,
+            "corpus_sha256": self.corpus_sha256,
+        }
 
     @classmethod
-    def build(cls, passages: Iterable[Passage]) -> LuceneIndex:
-        """Index passages that fit in memory. To index a corpus of any size into a directory, use `build_lucene`.
+    def build(cls, passages: Iterable[Passage], language: str = "english") -> LuceneIndex:
+        """Index passages into files that are gone with the index. To keep an index, use `build_lucene`.
 
         Raises:
             UserError: if there are no passages.
         """
         with TemporaryDirectory() as directory:
-            build_lucene(passages, Path(directory, "index"))
+            build_lucene(passages, Path(directory, "index"), language)
             return cls.load(Path(directory, "index"))
 
     @classmethod
@@ -94,11 +101,14 @@ class LuceneIndex:
         """
         directory = Path(directory)
         manifest = read_manifest(directory, FORMAT, VERSION)
+        language = manifest.config.get("language")
+        if not isinstance(language, str) or language not in LANGUAGES:
+            raise changed(directory, MANIFEST)
         with _refusing(directory):
             engine = _tantivy().Index.open(str(directory / _ENGINE))
             engine.register_tokenizer(_ANALYZER, _analyzer())
             passages = open_passages(directory, manifest.passages)
-            return cls(engine, passages, manifest.corpus_sha256, directory)
+            return cls(engine, passages, manifest.corpus_sha256, directory, language)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return for each query at most ``k`` passages that match it, best first, with scores.
@@ -119,10 +129,15 @@ class LuceneIndex:
         compiled = self._compiled(parse(query[:LONGEST_QUERY]))
         if compiled is None:
             return []
-        hits = self._searcher.search(compiled, limit=min(k, len(self)), count=False).hits
+        deep = k + _SPARE
+        while True:
+            hits = self._searcher.search(compiled, limit=min(deep, len(self)), count=False).hits
+            if len(hits) < deep or hits[-1][0] < hits[k - 1][0]:
+                break
+            deep *= 8  # others may share the last place
         positions = self._searcher.fast_field_values("position", [address for _, address in hits])
-        ranked = sorted(zip((-score for score, _ in hits), positions, strict=True))
-        return [self.passages[position].model_copy(update={"score": -score}) for score, position in ranked]
+        ranked = sorted(zip((-score for score, _ in hits), positions, strict=True))[:k]
+        return self.passages.found([position for _, position in ranked], [-score for score, _ in ranked])
 
     def _compiled(self, clauses: Sequence[Clause]) -> Any | None:
         """Return tantivy's query for the clauses, or None if they cannot match any passage."""
@@ -131,19 +146,20 @@ class LuceneIndex:
         parts = []
         matching = False
         for clause in clauses:
-            tokens = self._analyzer.pre_tokenize(" ".join(clause.words)).tokens
-            if not tokens:
-                continue
-            field = clause.field or _EVERYWHERE
-            if len(tokens) == 1:
-                part = tantivy.Query.term_query(self._schema, field, tokens[0].text, index_option="freq")
-            else:  # positions keep the gaps that stop words leave
-                words = [(token.position, token.text) for token in tokens]
-                part = tantivy.Query.phrase_query(self._schema, field, words)
-            if clause.boost != 1:
-                part = tantivy.Query.boost_query(part, clause.boost)
-            parts.append((occurs[clause.occur], part))
-            matching |= clause.occur != "must_not"
+            words = self._words.with_gaps(" ".join(clause.words))
+            tokens = [(position, word) for position, word in enumerate(words) if word]
+            # A word in a script without spaces may be a whole sentence: its parts are separate terms.
+            plain = clause.occur == "should" and len(clause.words) == 1
+            for phrase in [[token] for token in tokens] if plain else [tokens] if tokens else []:
+                field = clause.field or _EVERYWHERE
+                if len(phrase) == 1:
+                    part = tantivy.Query.term_query(self._schema, field, phrase[0][1], index_option="freq")
+                else:  # positions keep the gaps that stop words leave
+                    part = tantivy.Query.phrase_query(self._schema, field, phrase)
+                if clause.boost != 1:
+                    part = tantivy.Query.boost_query(part, clause.boost)
+                parts.append((occurs[clause.occur], part))
+                matching |= clause.occur != "must_not"
         return tantivy.Query.boolean_query(parts) if matching else None
 
 
@@ -161,6 +177,7 @@ def _refusing(directory: Path) -> Iterator[None]:
 def build_lucene(
     passages: Iterable[Passage],
     directory: str | Path,
+    language: str = "english",
     progress: Callable[[int], None] | None = None,
     shard: int = SHARD,
 ) -> int:
@@ -170,69 +187,41 @@ def build_lucene(
     with the same passages. An existing index in the directory is replaced at the end.
 
     Args:
+        language: one of `rag_train.retrieval.index.words.LANGUAGES`.
         progress: called with the number of passages indexed so far.
 
     Raises:
-        UserError: if there are no passages, if an unfinished build used another corpus, or if the directory
-            contains anything except an index or cannot be written.
+        UserError: if the language is unknown, if there are no passages, if an unfinished build used another corpus,
+            or if the directory contains anything except an index or cannot be written.
     """
     directory = Path(directory).resolve()
+    words, total = Words(language), 0
     with working_directory(directory) as work:
-        built = work / "index"
-        (built / _ENGINE).mkdir(parents=True, exist_ok=True)
-        engine = _tantivy().Index(_schema(), path=str(built / _ENGINE), reuse=True)
+        (work / _ENGINE).mkdir(exist_ok=True)
+        engine = _tantivy().Index(_schema(), path=str(work / _ENGINE), reuse=True)
         engine.register_tokenizer(_ANALYZER, _analyzer())
-        offsets = _write(iter(passages), work, engine, progress or (lambda _: None), shard)
-        np.save(built / OFFSETS, np.array(offsets, dtype=np.int64))
-        for lock in (built / _ENGINE).glob(".*.lock"):
-            lock.unlink()
-        write_manifest(built, FORMAT, VERSION, {}, len(offsets) - 1)
-        publish(work, directory)
-    return len(offsets) - 1
-
-
-def _write(
-    passages: Iterator[Passage], work: Path, engine: Any, progress: Callable[[int], None], size: int
-) -> list[int]:
-    """Add the passages that are not committed yet, one commit per shard.
-
-    Returns:
-        The offset of each passage's line, and the end of the last line.
-    """
-    engine.reload()
-    done = engine.searcher().num_docs
-    path = work / "index" / PASSAGES
-    path.touch()
-    offsets = [0]
-    with path.open("r+b") as lines:
-        for passage in islice(passages, done):
-            line = encode(passage)
-            if lines.read(len(line)) != line:
-                break
-            offsets.append(offsets[-1] + len(line))
-        if len(offsets) - 1 != done:
-            raise another_corpus(work)
-        lines.truncate()
-        progress(done)
+        engine.reload()
+        done = engine.searcher().num_docs
         # With several threads, the order of equal scores would depend on timing.
         writer = engine.writer(heap_size=256_000_000, num_threads=1)
-        while block := list(islice(passages, size)):
-            for passage in block:
-                line = encode(passage)
-                writer.add_document(_document(passage, len(offsets) - 1))
-                lines.write(line)
-                offsets.append(offsets[-1] + len(line))
-                if len(offsets) % 1000 == 0:
-                    progress(len(offsets) - 1)
-            lines.flush()
-            os.fsync(lines.fileno())  # before the commit: every committed passage has its line
-            writer.commit()
-            progress(len(offsets) - 1)
+        for block, mark in shards(passages, work, [FORMAT, VERSION, language], shard, progress):
+            total += len(block)
+            if total > done:
+                for position, passage in enumerate(block, total - len(block)):
+                    writer.add_document(_document(passage, position, words))
+                mark.touch()
+                writer.commit()
+            elif not mark.exists():
+                raise another_corpus(work)
+        if total < done:
+            raise another_corpus(work)
         writer.wait_merging_threads()
-    if len(offsets) == 1:
-        clear(work)
-        raise UserError("lucene: no passages to index; give a corpus with at least one")
-    return offsets
+        for lock in (work / _ENGINE).glob(".*.lock"):
+            lock.unlink()
+        (work / _ENGINE).rename(work / "index" / _ENGINE)
+        write_manifest(work / "index", FORMAT, VERSION, {"language": language}, total)
+        publish(work, directory)
+    return total
 
 
 def _schema() -> Any:
@@ -242,18 +231,21 @@ def _schema() -> Any:
     return builder.add_unsigned_field("position", fast=True).build()
 
 
-def _document(passage: Passage, position: int) -> Any:
-    title, text = encodable(passage.title), encodable(passage.text)
+def _document(passage: Passage, position: int, words: Words) -> Any:
+    title, text = (_spaced(words.with_gaps(encodable(part))) for part in (passage.title, passage.text))
     document = _tantivy().Document(title=title, text=text, **{_EVERYWHERE: f"{title} {text}"})
     document.add_unsigned("position", position)
     return document
 
 
+def _spaced(words: Sequence[str]) -> str:
+    return " ".join(word or _GAP for word in words)
+
+
 def _analyzer() -> Any:
     tantivy = _tantivy()
-    builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple()).filter(tantivy.Filter.remove_long(255))
-    builder = builder.filter(tantivy.Filter.lowercase()).filter(tantivy.Filter.stopword("english"))
-    return builder.filter(tantivy.Filter.stemmer("english")).build()
+    builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).filter(tantivy.Filter.remove_long(255))
+    return builder.filter(tantivy.Filter.custom_stopword([_GAP])).build()
 
 
 def _tantivy() -> Any:

@@ -26,7 +26,8 @@ _CLAUSE = re.compile(
     re.VERBOSE,
 )
 # Lucene's special characters are all ASCII; in other scripts only punctuation separates words.
-_WORD = re.compile(r"[^\s\x00-/:-@\[-`{-\x9f\u2000-\u206f\u3000-\u303f]+")
+_LETTERS = r"[^\s\x00-/:-@\[-`{-\x9f\u2000-\u206f\u3000-\u303f]+"
+_WORD = re.compile(rf"{_LETTERS}(?:['’]{_LETTERS})*(?:\+\+|\#)?")
 _OPERATORS = ("AND", "OR", "NOT")
 
 
@@ -63,7 +64,7 @@ def parse(query: str) -> list[Clause]:
             continue
         occur = "must_not" if excluded or found["sign"] == "-" else "must" if found["sign"] == "+" else "should"
         boost = float(found["boost"] or 1)
-        # Words joined by punctuation only ("film's") are separate terms, not a phrase.
+        # Words joined by punctuation only ("well-known") are separate terms, not a phrase.
         parts = [(part,) for part in words] if word is not None and occur == "should" else [words]
         clauses += [Clause(part, occur, found["field"], boost) for part in parts]
         excluded = False
@@ -73,7 +74,7 @@ def parse(query: str) -> list[Clause]:
 def render(clauses: Sequence[Clause]) -> str:
     """Return the clauses in Lucene's syntax, for Elasticsearch and OpenSearch; `parse` returns the same clauses.
 
-    Words need no escaping because they contain no special characters.
+    Words need no escaping: those with special characters (C++) are in quotation marks.
     """
     return " ".join(map(_render, clauses))
 
@@ -82,5 +83,5 @@ def _render(clause: Clause) -> str:
     sign = {"should": "", "must": "+", "must_not": "-"}[clause.occur]
     field = f"{clause.field}:" if clause.field else ""
     boost = f"^{clause.boost:g}" if clause.boost != 1 else ""
-    bare = len(clause.words) == 1 and clause.words[0] not in _OPERATORS
+    bare = len(clause.words) == 1 and clause.words[0] not in _OPERATORS and clause.words[0][-1] not in "+#"
     return f"{sign}{field}{clause.words[0] if bare else chr(34) + ' '.join(clause.words) + chr(34)}{boost}"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rag_train.errors import UserError
 from rag_train.retrieval.corpus import read_corpus
-from rag_train.retrieval.index import bm25, bm25_build, dense, lucene
+from rag_train.retrieval.index import bm25, dense, lucene
 from rag_train.retrieval.index.directory import REMEDY, index_format
 from rag_train.retrieval.index.encoder import EncoderConfig, family
-from rag_train.retrieval.index.text import telling_unspaced
+from rag_train.retrieval.index.words import telling_scripts
 
 INDEX_KINDS = ("bm25", "lucene", "dense")
 
@@ -28,6 +28,7 @@ def build_index(
     vectors: str = "Flat",
     search: str = "",
     bf16: bool = False,
+    language: str = "english",
 ) -> int:
     """Index a corpus file and return the number of passages.
 
@@ -38,6 +39,7 @@ def build_index(
         vectors: dense: FAISS's index factory string.
         search: dense: FAISS's search parameters.
         bf16: dense: encode in bfloat16.
+        language: bm25, lucene: the language of the words, one of `rag_train.retrieval.index.words.LANGUAGES`.
 
     Raises:
         UserError: if the kind is unknown, if an option does not apply to the kind, or if the build fails.
@@ -46,13 +48,16 @@ def build_index(
         raise UserError(f"--kind {kind}: unknown; the kinds are {', '.join(INDEX_KINDS)}")
     if kind != "dense" and (encoder or search or bf16 or vectors != "Flat"):
         raise UserError("--encoder, --vectors, --search and --bf16 are for dense indexes; add --kind dense")
+    if kind == "dense" and language != "english":
+        raise UserError("--language is for bm25 and lucene indexes; a dense index has the languages of its encoder")
+    passages = read_corpus(corpus) if kind == "dense" else telling_scripts(read_corpus(corpus), language)
     if kind == "bm25":
-        return bm25_build.build_bm25(telling_unspaced(read_corpus(corpus)), output, progress=progress)
+        return bm25.build_bm25(passages, output, bm25.BM25Config(language), progress)
     if kind == "lucene":
-        return lucene.build_lucene(telling_unspaced(read_corpus(corpus)), output, progress)
+        return lucene.build_lucene(passages, output, language, progress)
     settings = family(encoder) if encoder else EncoderConfig()
     config = dense.DenseConfig(replace(settings, dtype="bfloat16" if bf16 else "float32"), vectors, search)
-    return dense.build_dense(read_corpus(corpus), output, config, progress)
+    return dense.build_dense(passages, output, config, progress)
 
 
 def load_index(directory: str | Path) -> Index:

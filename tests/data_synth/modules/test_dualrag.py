@@ -18,7 +18,7 @@ from rag_train.errors import UserError
 from rag_train.formats import dualrag as format
 from rag_train.formats.dualrag import Entity
 from rag_train.llm.engines import EngineConfig
-from rag_train.retrieval.index.bm25_build import build_bm25
+from rag_train.retrieval.index.bm25 import build_bm25
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord
 from rag_train.worlds.mini.world import World
 

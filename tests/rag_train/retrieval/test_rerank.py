@@ -20,7 +20,7 @@ from rag_train import http
 from rag_train.errors import ServiceError, UserError
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.index.bm25 import BM25Index
-from rag_train.retrieval.index.text import indexed_text
+from rag_train.retrieval.index.words import indexed_text
 from rag_train.retrieval.rerank import CrossEncoderReranker, RerankedRetriever, VLLMScoreReranker, group_by_entity
 from rag_train.schema import Passage
 

@@ -17,7 +17,7 @@ from rag_train.cli.options import kit_config
 from rag_train.errors import UserError
 from rag_train.llm.base import Sampling
 from rag_train.llm.engines import EngineConfig
-from rag_train.retrieval.index.bm25_build import build_bm25
+from rag_train.retrieval.index.bm25 import build_bm25
 from rag_train.schema import Passage
 from rag_train.strategies import kit
 from rag_train.strategies.base import Kit, Strategy

@@ -12,7 +12,7 @@ import pytest
 
 from rag_train.errors import UserError
 from rag_train.eval.benchmarks.attack import killed
-from rag_train.retrieval.index.bm25_build import build_bm25
+from rag_train.retrieval.index.bm25 import build_bm25
 from rag_train.retrieval.index.lucene import build_lucene
 from rag_train.retrieval.index.open import load_index
 from rag_train.schema import Passage

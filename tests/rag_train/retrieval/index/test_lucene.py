@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from rag_train.errors import UserError
 from rag_train.retrieval.corpus import encode
-from rag_train.retrieval.index.bm25 import BM25Index
+from rag_train.retrieval.index.bm25 import BM25Config, BM25Index
 from rag_train.retrieval.index.lucene import LuceneIndex, build_lucene
 from rag_train.retrieval.index.lucene_query import MOST_CLAUSES, Clause, parse, render
-from rag_train.retrieval.index.text import BM25Config
 from rag_train.schema import Passage
 from rag_train.worlds.mini.world import World, WorldConfig
 
@@ -90,10 +89,9 @@ def test_parses_clauses():
     assert parse('title:"Blade Runner"^2 -1982 film\'s') == [
         Clause(("Blade", "Runner"), field="title", boost=2.0),
         Clause(("1982",), "must_not"),
-        Clause(("film",)),
-        Clause(("s",)),
+        Clause(("film's",)),
     ]
-    assert render(parse('say "AND" -(x) c++^2')) == 'say "AND" -x c^2'
+    assert render(parse('say "AND" -(x) c++^2')) == 'say "AND" -x "c++"^2'
 
 
 def test_ranks_plain_questions_like_bm25():
@@ -116,7 +114,7 @@ def note(done):
         print("reached", flush=True)
         sys.stdin.read()  # until the kill
 
-build_lucene(read_corpus(sys.argv[1]), sys.argv[2], note, shard=200)
+build_lucene(read_corpus(sys.argv[1]), sys.argv[2], progress=note, shard=200)
 """
 
 
@@ -133,9 +131,9 @@ def test_continues_a_killed_build(tmp_path: Path):
     assert not (tmp_path / "index").exists()
     progress: list[int] = []
     with pytest.raises(UserError, match="another corpus"):
-        build_lucene(corpus[::-1], tmp_path / "index", progress.append, shard=200)
-    build_lucene(corpus, tmp_path / "index", progress.append, shard=200)
-    assert progress[0] == 1000 < len(corpus) == progress[-1]
+        build_lucene(corpus[::-1], tmp_path / "index", progress=progress.append, shard=200)
+    build_lucene(corpus, tmp_path / "index", progress=progress.append, shard=200)
+    assert progress[-1] == len(corpus)
     build_lucene(corpus, tmp_path / "other", shard=200)
     resumed, whole = LuceneIndex.load(tmp_path / "index"), LuceneIndex.load(tmp_path / "other")
     assert len(resumed) == len(corpus) and resumed.corpus_sha256 == whole.corpus_sha256

@@ -19,7 +19,7 @@ from support.training import TOKENIZER, Killed, kill_at, recipe_in, write
 
 from rag_train.errors import UserError
 from rag_train.llm.transformers import TransformersEngine
-from rag_train.retrieval.index.bm25_build import build_bm25
+from rag_train.retrieval.index.bm25 import build_bm25
 from rag_train.schema import Decision, Passage, Question, Step, Trajectory
 from rag_train.training.plan import plan
 from rag_train.training.recipe import LoraRecipe, RLRecipe, TrainRecipe
