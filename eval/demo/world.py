@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from bisect import bisect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from rag_train.data_synth.deeprag.cold_start import ColdStartConfig
 from rag_train.eval.demo.recipe import AtlasRecipe, DemoRecipe, MiniWorldRecipe
 from rag_train.eval.demo.results import Curve, Series
 from rag_train.formats import deeprag, reader
+from rag_train.jobs.files import new_directory
 from rag_train.llm.base import LLM
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.schema import Question
@@ -104,10 +104,8 @@ def _open_miniworld(
 
     extended = folder / "extended"
     if new or not extended.exists():
-        temporary = folder / "extended.tmp"
-        with_words(base, [MARKERS], temporary)
-        shutil.rmtree(extended, ignore_errors=True)
-        temporary.rename(extended)
+        with new_directory(extended, replace=True) as unfinished:
+            with_words(base, [MARKERS], unfinished)
     return DemoWorld(
         index=BM25Index.build(world.corpus()),
         training=training_questions(world, recipe),

@@ -31,6 +31,7 @@ from rag_train.eval.report.packing import (
     to_json,
 )
 from rag_train.eval.report.plots import drawn
+from rag_train.jobs.files import new_file
 from rag_train.schema import Question, Trajectory
 from rag_train.templates import inline, source_of, template
 
@@ -145,11 +146,8 @@ def _about(cells: Sequence[Cell]) -> str:
 
 def _write(path: Path, parts: Iterable[str]) -> None:
     """Write to a temporary file first, so that an incomplete page never replaces a complete one."""
-    partial = path.with_name(f"{path.name}.partial")
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        with new_file(path) as file:
             file.writelines(parts)
-        partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise UserError(f"{path}: {error.strerror}; choose a writable path in an existing folder") from error

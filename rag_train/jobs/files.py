@@ -8,7 +8,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -114,19 +114,22 @@ def new_directory(path: Path, replace: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(path: Path, busy: str = "") -> Iterator[FileIO]:
+def locked(path: Path, busy: str = "", waits: Callable[[], None] = lambda: None) -> Iterator[FileIO]:
     """Open ``path`` for appending, locked against other processes until the end, or a kill. It has no buffer.
 
-    If another process holds the lock, this one waits for it, or raises UserError with the text ``busy`` if that is
-    given. On a file system without locks, nobody waits.
+    If another process holds the lock, this one calls ``waits`` and waits for it, or raises UserError with the text
+    ``busy`` if that is given. On a file system without locks, nobody waits.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         with path.open("ab+", buffering=0) as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(busy) from None
+                if busy:
+                    raise UserError(busy) from None
+                waits()
+                fcntl.flock(file, fcntl.LOCK_EX)
             except OSError:  # a file system without locks
                 pass
             if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import csv
-import fcntl
 import json
 import os
 import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
+from io import FileIO
 from pathlib import Path
-from typing import IO
 
 import torch
 
 from rag_train.errors import UserError
 from rag_train.identity import files
 from rag_train.identity import model as model_identity
-from rag_train.jobs.files import write_text
+from rag_train.jobs.files import locked, new_file, write_text
 from rag_train.progress import console, progress
 from rag_train.sweeps.file import Sweep
 from rag_train.sweeps.page import write_page
@@ -50,8 +49,9 @@ def run_sweep(sweep: Sweep, output: Path, *, parallel: int | None = None, trials
     """
     total = total_trials(sweep, trials)
     _require_same_sweep(sweep, output)
-    with (output / "lock").open("w") as lock:
-        _wait_for(lock, output)
+    told = f"{output}: waiting for another sweep, or for trainings of a killed sweep, to end"
+    # Trainings inherit the lock, so that one that outlived a killed sweep is not started twice.
+    with locked(output / "lock", waits=lambda: console.print(told)) as lock:
         study = Study(sweep, output, total)
         try:
             asyncio.run(_run_all(study, _devices(parallel), lock))
@@ -88,15 +88,6 @@ def _require_same_sweep(sweep: Sweep, output: Path) -> None:
         )
 
 
-def _wait_for(lock: IO[str], output: Path) -> None:
-    """Wait for the lock. Trainings inherit it, so that one that outlived a killed sweep is not started twice."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        console.print(f"{output}: waiting for another sweep, or for trainings of a killed sweep, to end")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-
-
 def _devices(parallel: int | None) -> list[str | None]:
     """Return the GPU of each worker, None for the CPU."""
     count = torch.cuda.device_count()
@@ -105,7 +96,7 @@ def _devices(parallel: int | None) -> list[str | None]:
     return [gpus[i % count] if count else None for i in range(parallel or count or 1)]
 
 
-async def _run_all(study: Study, devices: list[str | None], lock: IO[str]) -> None:
+async def _run_all(study: Study, devices: list[str | None], lock: FileIO) -> None:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -139,15 +130,13 @@ def _write_results(study: Study) -> None:
         ]
         for trial in study.trials
     ]
-    temporary = study.output / "trials.tmp"
-    with temporary.open("w", newline="", encoding="utf-8") as file:
+    with new_file(study.output / "trials.csv") as file:
         measured = [study.sweep.metric, "trained_parameters", "front", "seconds", "state", "error"]
         csv.writer(file, lineterminator="\n").writerows([["trial", *study.sweep.space, *measured], *rows])
-    temporary.replace(study.output / "trials.csv")
     write_page(study.output / "sweep.html", study.sweep, study.trials)
 
 
-async def _train(study: Study, trial: Trial, device: str | None, workers: int, lock: IO[str]) -> Trial:
+async def _train(study: Study, trial: Trial, device: str | None, workers: int, lock: FileIO) -> Trial:
     """Run the training of ``trial``; kill it if the sweep is cancelled."""
     directory = study.directory(trial.number)
     command = study.sweep.command(trial.parameters, f"output_dir={directory}", "report_to=none")
