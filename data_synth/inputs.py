@@ -16,7 +16,6 @@ from rag_train.llm.engines import EngineConfig
 from rag_train.llm.engines import identity as engine_identity
 from rag_train.provenance import weights_sha256
 from rag_train.questions.load import StoredQuestions, at_most, each_question
-from rag_train.schema import Question
 
 
 def read_questions(
@@ -71,9 +70,9 @@ def _left(path: Path, questions: StoredQuestions, seed: int, earlier: Sequence[i
     return questions
 
 
-def check_unique_ids(questions: Sequence[Question]) -> None:
-    """Raise UserError if two questions have the same id."""
-    counts = Counter(question.id for question in questions)
+def check_unique_ids(items: Sequence[Any]) -> None:
+    """Raise UserError if two items, such as questions, have the same id."""
+    counts = Counter(item.id for item in items)
     if repeated := next((id for id, count in counts.items() if count > 1), None):
         raise UserError(f"questions: id {repeated[:80]!r} occurs more than once; give each question its own id")
 

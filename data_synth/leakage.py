@@ -23,7 +23,7 @@ _QUOTES = re.compile("[\"'`´‘’‚‛“”„‟‹›«»′″＂＇]")
 _DASHES = re.compile("[-‐‑‒–—―−－]")
 
 Leak = Literal["text", "entity"]
-Work = Callable[[Question], Coroutine[Any, Any, Outcome]]
+Work = Callable[[Any], Coroutine[Any, Any, Outcome]]
 
 
 class HeldOutQuestions:

@@ -13,10 +13,7 @@ from typing import Any
 from typer.main import get_command
 
 from rag_train.cli.app import app
-from rag_train.data_synth.classifiers import ClassifierRecipe
-from rag_train.data_synth.compound import CompoundRecipe
-from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
-from rag_train.data_synth.modules.recipes import DualRAGRecipe, GoldRecipe, HANRAGRecipe, PlanRAGRecipe
+from rag_train.data_synth.registry import METHODS
 from rag_train.eval.demo.recipe import DemoRecipe
 from rag_train.eval.matrix.cell import Cell
 from rag_train.eval.metrics.scores import Score
@@ -45,13 +42,10 @@ NOTE = "<!-- Generated from the code by docs/reference.py. -->\n"
 
 RECIPES: list[tuple[str, str, type]] = [
     ("Training", "rag-train train RECIPE`, `python -m rag_train.train RECIPE", TrainRecipe),
-    ("DeepRAG data", "rag-train synth deeprag RECIPE", DeepRAGRecipe),
-    ("Module data from annotations", "rag-train synth levelrag RECIPE", GoldRecipe),
-    ("DualRAG data", "rag-train synth dualrag RECIPE", DualRAGRecipe),
-    ("HANRAG data", "rag-train synth hanrag RECIPE", HANRAGRecipe),
-    ("PlanRAG data", "rag-train synth planrag RECIPE", PlanRAGRecipe),
-    ("Compound benchmark", "rag-train synth compound RECIPE", CompoundRecipe),
-    ("Classifier labels", "rag-train synth adaptive-rag RECIPE`, `rag-train synth uar RECIPE", ClassifierRecipe),
+    *(
+        (f"Synthesis: {name}", f"rag-train synth {name} RECIPE", method.recipe_type)
+        for name, method in sorted(METHODS.items())
+    ),
     ("Sweep", "rag-train sweep FILE", SweepFile),
     ("Demo", "rag-train demo", DemoRecipe),
 ]

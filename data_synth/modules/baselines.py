@@ -10,8 +10,8 @@ import random
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
+from rag_train.data_synth.methods.planrag import plan_from_gold
 from rag_train.data_synth.modules.examples import Examples, says
-from rag_train.data_synth.modules.planrag import plan_from_gold
 from rag_train.formats import deeprag, planrag, reader
 from rag_train.formats.planrag import PlanError, Response
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord

@@ -21,9 +21,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from rag_train import formats
-from rag_train.data_synth import compound
-from rag_train.data_synth.modules import dualrag, hanrag, planrag
-from rag_train.data_synth.modules.recipes import DualRAGRecipe, HANRAGRecipe, PlanRAGRecipe
+from rag_train.data_synth.methods import compound, hanrag
+from rag_train.data_synth.registry import METHODS
 from rag_train.eval.benchmarks.harness import benchmark_parser, save
 from rag_train.formats.planrag import PLAN, PlanError, parse_plan, problems, to_tuples
 from rag_train.formats.tasks import Task
@@ -161,6 +160,8 @@ class Teacher:
 class OnePassage:
     """A retriever that always returns the same passage."""
 
+    identity = "one passage"
+
     async def search(self, query: str, k: int) -> list[Passage]:
         return [FILM]
 
@@ -173,16 +174,20 @@ def factories(rng: random.Random) -> dict[str, Callable[[], Awaitable[Outcome]]]
     parts: dict[str, Any] = {"llm": Teacher(rng), "retriever": OnePassage()}
     kit = Kit(**parts, instructions=False)
     common: dict[str, Any] = {"questions": [], "index": "", "output": "", "model": "t", "instructions": False}
-    retriever: Any = kit.retriever
+
+    def module(name: str, question: Question) -> Callable[[], Awaitable[Outcome]]:
+        method: Any = METHODS[name]
+        return lambda: method(method.recipe_type(**common), [], kit.retriever, kit).outcome(question)
+
     entity = compound.Entity(id="e", name="Moby Dick", split="train")
     # Without a gold plan: comparing two plans makes networkx define a dataclass, which executes code.
     bare = QUESTION.model_copy(update={"decomposition": []})
     benchmark = compound.CompoundRecipe(index="", output="", model="t", instructions=False)
     return {
-        "dualrag": lambda: dualrag.outcome(QUESTION, DualRAGRecipe(**common), retriever, kit),
-        "hanrag": lambda: hanrag.outcome(QUESTION, HANRAGRecipe(**common), retriever, kit),
-        "planrag": lambda: planrag.outcome(bare, PlanRAGRecipe(**common), retriever, kit),
-        "compound": lambda: compound.compose(entity, benchmark, kit),
+        "dualrag": module("dualrag", QUESTION),
+        "hanrag": module("hanrag", QUESTION),
+        "planrag": module("planrag", bare),
+        "compound": lambda: compound.CompoundData(benchmark, [], kit).outcome(entity),
     }
 
 

@@ -32,9 +32,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 from transformers import default_data_collator
 
-from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
-from rag_train.data_synth.deeprag.run import synthesize_with
 from rag_train.data_synth.inputs import read_questions
+from rag_train.data_synth.methods.deeprag import DeepRAGData, DeepRAGRecipe
 from rag_train.eval.benchmarks.harness import benchmark_parser, mini_world, process_memory, save
 from rag_train.eval.benchmarks.training import trajectories
 from rag_train.jobs.files import CACHE_VARIABLE, sha256, write_records
@@ -158,7 +157,7 @@ async def search(llm: LLM, questions: Sequence[Question], output: Path) -> Summa
     recipe = DeepRAGRecipe(
         stage="sft", questions=[], index="", model=str(model.resolve()), output=str(output), instructions=False
     )
-    return await synthesize_with(recipe, llm, AsyncRetriever(index), questions, index.corpus_sha256)
+    return await DeepRAGData(recipe, questions, llm, AsyncRetriever(index)).write()
 
 
 def synthesis(count: int, kills: int, rng: random.Random, folder: Path, answers: Path) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def works(folder: Path) -> Iterator[tuple[str, Work]]:
 
     def synthesis(llm: Any, asked: Sequence[Question]) -> list[Coroutine[Any, Any, Any]]:
         output = Path(tempfile.mkdtemp(dir=folder)) / "sft.jsonl"
-        return [search("sft", model, asked, output, 0, llm, AsyncRetriever(bm25), bm25.corpus_sha256)]
+        return [search("sft", model, asked, output, 0, llm, AsyncRetriever(bm25))]
 
     def rollouts(llm: Any, asked: Sequence[Question]) -> list[Coroutine[Any, Any, Any]]:
         recipe = RLRecipe(

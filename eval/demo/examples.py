@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from rag_train.data_synth.knowable import unknown
 from rag_train.data_synth.modules import baselines
 from rag_train.data_synth.modules.examples import flaw, retrieved
-from rag_train.data_synth.modules.registry import FACTORIES
+from rag_train.data_synth.modules.method import ModuleMethod
+from rag_train.data_synth.registry import METHODS
 from rag_train.eval.demo.stages import MAX_TOKENS
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Question, SFTRecord
@@ -28,13 +29,14 @@ async def gold_examples(
     systems' targets that cannot be known from their prompts. The baselines' examples need no such check: they are
     made only where the passages or the model's own knowledge have the answer.
     """
+    systems = {name: each for name, each in sorted(METHODS.items()) if issubclass(each, ModuleMethod)}
     out: dict[str, list[SFTRecord]] = {}
     for question in questions:
         if flaw(question):
             continue
         found = await retrieved(retriever, question, passages, entities=True)
-        for method, factory in FACTORIES.items():
-            records = factory.gold_records(question, found, instructions=False)
+        for method, system in systems.items():
+            records = system.gold_records(question, found, instructions=False)
             out.setdefault(method, []).extend(record for record in records if not unknown(record))
         for record in baselines.gold_records(question, found, instructions=False):
             out.setdefault((record.task or "baseline").partition("_")[0], []).append(record)

@@ -139,11 +139,9 @@ class Seed:
         self, data: Data, model: Path, engine: LLM, questions: list[Question], **settings: Any
     ) -> Path:
         """Make the data of a stage with ``engine``, which serves ``model``; see `rag_train.eval.demo.stages`."""
-        output, corpus = self.folder / f"{data}.jsonl", self.world.index.corpus_sha256
+        output = self.folder / f"{data}.jsonl"
         with self.step(f"data, {data}"):
-            return await search(
-                data, model, questions, output, self.number, engine, self.retriever, corpus, **settings
-            )
+            return await search(data, model, questions, output, self.number, engine, self.retriever, **settings)
 
     def train(
         self, stage: Stage, settings: StageRecipe, model: Path, data: Path, name: str, title: str, *keys: str

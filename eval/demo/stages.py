@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
-from rag_train.data_synth.deeprag.run import synthesize_with
+from rag_train.data_synth.methods.deeprag import DeepRAGData, DeepRAGRecipe
 from rag_train.llm.base import LLM
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Question
@@ -34,7 +33,6 @@ async def search(
     seed: int,
     engine: LLM,
     retriever: AsyncRetriever,
-    corpus_sha256: str,
     **settings: Any,
 ) -> Path:
     """Search every question with ``engine``, which serves ``model``, and write the stage's data to ``output``.
@@ -51,7 +49,7 @@ async def search(
         instructions=False,
         **settings,
     )
-    await synthesize_with(recipe, engine, retriever, questions, corpus_sha256)
+    await DeepRAGData(recipe, questions, engine, retriever).write()
     return output
 
 

@@ -12,14 +12,14 @@ from typing import Annotated, NoReturn
 import typer
 
 from rag_train.cli.board import watching
-from rag_train.cli.data import downloads
+from rag_train.cli.data import records
 from rag_train.cli.doctor import examination
 from rag_train.cli.eval import evaluation
 from rag_train.cli.index import indexing
 from rag_train.cli.options import DATA, SERVING, START, Json, Overrides, announce, first_process, numbers, report
 from rag_train.cli.real import real
 from rag_train.cli.serve import serving
-from rag_train.cli.synth import records, synthesis
+from rag_train.cli.synth import synthesis
 from rag_train.cli.train import training
 from rag_train.errors import OneProcessError, UserError
 from rag_train.package_files import packaged, write_working_files
@@ -33,8 +33,7 @@ app = typer.Typer(
 app.add_typer(examination)
 app.add_typer(real)
 app.add_typer(indexing)
-records.add_typer(downloads)
-app.add_typer(synthesis, name="synth", rich_help_panel=DATA)
+app.add_typer(synthesis)
 app.add_typer(records, name="data", rich_help_panel=DATA)
 app.add_typer(training)
 app.add_typer(evaluation)

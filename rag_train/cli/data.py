@@ -1,4 +1,4 @@
-"""The commands that list and download public data sets."""
+"""The commands that download public data sets, and that check and view files of records."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from rag_train.cli.options import Json, report
 
-downloads = typer.Typer()
+records = typer.Typer(no_args_is_help=True, help="Download public data sets; check and view files of records.")
+
+RecordFile = Annotated[
+    Path, typer.Argument(help="JSON Lines file of training examples, preference pairs, trajectories or questions.")
+]
 
 
-@downloads.command("list")
+@records.command("list")
 def list_data(as_json: Json = False) -> None:
     """List the data sets that `rag-train data get` can download. Piped, a row is a line with tabs."""
     from rag_train.downloads.catalogue import CATALOGUE
@@ -26,14 +29,13 @@ def list_data(as_json: Json = False) -> None:
         for name, data in CATALOGUE.items()
     ]
     columns = ["name", "download", "files", "licence", "repository"]
-    if as_json or not sys.stdout.isatty():
-        keyed = [dict(zip(columns, row, strict=True)) for row in rows]
-        report(as_json, keyed, "\n".join("\t".join(row) for row in rows))
-    else:
-        Console().print(Table("Data sets", "rag-train data get NAME downloads one.", columns, rows))
+    table = Table("Data sets", "rag-train data get NAME downloads one.", columns, rows)
+    piped = "\n".join("\t".join(row) for row in rows)
+    keyed = [dict(zip(columns, row, strict=True)) for row in rows]
+    report(as_json, keyed, table if sys.stdout.isatty() else piped)
 
 
-@downloads.command("get")
+@records.command("get")
 def get_data(
     name: Annotated[str, typer.Argument(help="Data set, for example hotpotqa; `rag-train data list` has all.")],
     directory: Annotated[Path, typer.Argument(help="Directory for the folder NAME with the files.")] = Path("data"),
@@ -53,6 +55,43 @@ def get_data(
     done = get(name, data, directory / name)
     lines = [str(path) for path in done.files] if done.new else [f"{path} (already here)" for path in done.files]
     report(as_json, {"new": done.new, "folder": str(done.folder)} | done.source, "\n".join(lines))
+
+
+@records.command("check")
+def check_data(
+    file: RecordFile,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="Tokenizer (directory or hub name) to measure lengths in tokens, not in characters."),
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Question file kept for evaluation: report records that leak it.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check schema, duplicates, leaked questions and lengths.
+
+    Exit code 0: no problems; 1: problems found; 2: the file cannot be read.
+    """
+    from rag_train.data_synth.inspect.check import check, render_report
+
+    result = check(file, tokenizer, against)
+    report(as_json, result, render_report(result))
+    raise typer.Exit(bool(result.findings))
+
+
+@records.command("view")
+def view_data(
+    file: RecordFile,
+    output: Annotated[Path | None, typer.Option(help="HTML file to write; default: FILE.html.")] = None,
+    most: Annotated[
+        int, typer.Option(help="Maximum number of records shown, spread evenly over the file.", min=1)
+    ] = 2000,
+) -> None:
+    """Write an HTML page that shows the records, and the rejected items, one by one."""
+    from rag_train.data_synth.inspect.view import write_page
+
+    print(write_page(file, output or Path(f"{file}.html"), most))
 
 
 def _size(size: int) -> str:

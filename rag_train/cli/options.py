@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import BaseModel
+from rich.console import Console
 
 from rag_train.errors import UserError
 
@@ -84,10 +86,29 @@ def first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def report(as_json: bool, summary: Any, line: str) -> None:
-    """Print the result of a command on standard output, in the first process: ``summary`` as JSON, or ``line``."""
-    if first_process():
-        print(json.dumps(summary, default=str) if as_json else line)
+def report(as_json: bool, result: Any, *shown: Any) -> None:
+    """Print the result of a command on standard output, in the first process of a launch.
+
+    It is ``result`` as JSON, or the texts and tables ``shown``.
+    """
+    if not first_process():
+        return
+    if as_json:
+        print(json.dumps(result, default=_plain))
+        return
+    console = Console()  # standard output; progress and notes are on standard error
+    for each in shown:
+        if isinstance(each, str):
+            print(each)
+        else:
+            console.print(each)
+
+
+def _plain(value: Any) -> Any:
+    """Return records and dataclasses as JSON values, and anything else, such as a path, as text."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 def announce(text: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 from support.paths import ROOT
 from support.synthesis import write
 
-from rag_train.data_synth.classifiers import ALL, ClassifierRecipe, labelled_questions
+from rag_train.data_synth.methods.labels import UARData, UARRecipe
 from rag_train.jobs.files import read_records
 from rag_train.questions.load import load_questions
 from rag_train.schema import Question, SFTRecord, Trajectory
@@ -69,7 +69,10 @@ def test_uar_recipes_can_produce_all_classes(keys: list[str], tmp_path: Path, ca
     more = [f"timely=[{tmp_path}/news.jsonl]", f"no_knowledge=[{tmp_path}/sums.jsonl]"]
     assert call("synth", "uar", UAR, *keys[:2], *more, f"output={tmp_path}/u.jsonl", "--json") == 0
     counts = json.loads(capsys.readouterr().out)["counts"]
-    assert counts.keys() == set(ALL["uar"]) and counts["uar_time yes"] == counts["uar_knowledge no"] == 8
+    assert (
+        counts.keys() == {f"{task.name} {label}" for task, labels in UARData.classes.items() for label in labels}
+        and counts["uar_time yes"] == counts["uar_knowledge no"] == 8
+    )
     asked = {r.prompt for r in read_records(tmp_path / "u.jsonl", SFTRecord) if r.id.endswith("/wish/uar_intent")}
     prefixes = {prompt.rpartition("Question: ")[2].partition(" ")[0] for prompt in asked}
     assert len(asked) == 76 and {"Please", "Look", "Can", "Search", "I"} <= prefixes
@@ -82,7 +85,7 @@ def test_a_run_is_right_by_the_rules_of_the_questions_dataset(tmp_path: Path):
         asked = Question(id="q", question="?", answers=["Jack in the box"], metadata={"scoring": scoring})
         write(tmp_path / "questions.jsonl", [asked])
         files = {"questions": [tmp_path / "questions.jsonl"], "direct": [tmp_path / "direct.jsonl"]}
-        [question] = labelled_questions("uar", ClassifierRecipe(**files, output="-"))
+        [question] = UARData.questions(UARRecipe(**files, output="-"))
         assert question.right == {"direct": right}
 
 

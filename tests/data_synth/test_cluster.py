@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rag_train.data_synth.cluster import gpus_of
-from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
-from rag_train.data_synth.modules.recipes import GoldRecipe
+from rag_train.data_synth.methods.deeprag import DeepRAGRecipe
+from rag_train.data_synth.modules.method import GoldRecipe
 from rag_train.recipe import load_recipe
 
 

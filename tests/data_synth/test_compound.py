@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.fakes import Says
 
-from rag_train.data_synth import compound
+from rag_train.data_synth.methods import compound
 from rag_train.jobs.files import read_records
 from rag_train.schema import Passage, Question
 from rag_train.strategies.base import Kit
@@ -21,6 +21,8 @@ def test_builds_checks_and_splits_compound_questions(tmp_path: Path):
     ]
 
     class AllPassages:
+        identity = "all"
+
         async def search_all(self, queries: list[str], k: int) -> list[list[Passage]]:
             return [passages for _ in queries]
 
@@ -37,7 +39,7 @@ def test_builds_checks_and_splits_compound_questions(tmp_path: Path):
     )
     drawn = compound.entities([Passage(id="", title=name, text="") for name in names], recipe)
     teacher = Kit(Says(answer), AllPassages(), instructions=False)
-    summary = asyncio.run(compound.synthesize_with(recipe, drawn, teacher, {}))
+    summary = asyncio.run(compound.CompoundData(recipe, drawn, teacher).write())
     assert summary.rejected == {"answer not in the document": 1, "cannot be combined": 1}
     split = {entity.name: entity.split for entity in drawn}
     questions = read_records(tmp_path / f"c.{split[names[0]]}.jsonl", Question)

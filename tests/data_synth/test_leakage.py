@@ -9,9 +9,8 @@ from support.fakes import Found
 from support.two_hop import QUESTION
 
 from rag_train.data_synth.leakage import HeldOutQuestions
-from rag_train.data_synth.modules import planrag
-from rag_train.data_synth.modules.recipes import PlanRAGRecipe
-from rag_train.data_synth.modules.run import synthesize_with
+from rag_train.data_synth.methods.planrag import PlanRAGData
+from rag_train.data_synth.modules.method import TeacherRecipe
 from rag_train.schema import GoldStep, Question
 
 SHOWN = 'What is Ann\'s "best-known" café – AT&T?'
@@ -58,10 +57,9 @@ def test_rejects_questions_that_leak_held_out_questions(tmp_path: Path):
     assert [held_out.leak(question) for question in (same, hop, start, later)] == ["text", "text", "entity", None]
     (tmp_path / "held.jsonl").write_text(QUESTION.model_dump_json())
     for leak, kept in (("text", 1), ("entity", 0)):
-        recipe = PlanRAGRecipe(
+        recipe = TeacherRecipe(
             questions=[], index="", output=str(tmp_path / leak), held_out=[tmp_path / "held.jsonl"], leak=leak
         )
-        work = synthesize_with(planrag.FACTORY, recipe, [same, start], Found([]), None, {})
-        summary = asyncio.run(work)
+        summary = asyncio.run(PlanRAGData(recipe, [same, start], Found([])).write())
         assert summary.rejected["held out (text)"] == 1
         assert summary.counts.get("shares an entity", 0) == kept == 1 - summary.rejected.get("held out (entity)", 0)

@@ -17,7 +17,7 @@ from support.paths import ROOT
 from typer.main import get_command
 
 from rag_train.cli.app import app
-from rag_train.data_synth.deeprag.run import DeepRAGRecipe
+from rag_train.data_synth.methods.deeprag import DeepRAGRecipe
 from rag_train.recipe import describe
 from rag_train.training.recipe import TrainRecipe
 

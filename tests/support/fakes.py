@@ -101,6 +101,8 @@ class Cut:
 class Found:
     """An async retriever that returns the same passages for every query, after ``seconds`` of the loop's time."""
 
+    identity = "found"
+
     def __init__(self, passages: Sequence[Passage], seconds: float = 0.0):
         self.passages, self.seconds = list(passages), seconds
         self.queries: list[str] = []
@@ -171,6 +173,8 @@ class TreeModel:
 
 class OnePassage:
     """A retriever that returns, for each query, a single passage with the query as its text."""
+
+    identity = "one passage"
 
     name = "one"
 

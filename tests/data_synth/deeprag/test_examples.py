@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from support.fakes import PLAIN, Found, OnePassage, Replay, TreeModel
 
 from rag_train.data_synth.deeprag.examples import chain_record, preference_pairs, sft_record
-from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
-from rag_train.data_synth.deeprag.run import synthesize_with
 from rag_train.data_synth.deeprag.search import SearchConfig, SearchResult, TreeSearch
+from rag_train.data_synth.methods.deeprag import DeepRAGData, DeepRAGRecipe
 from rag_train.formats import reader
 from rag_train.llm.base import Completion, Sampling
 from rag_train.retrieval.batching import AsyncRetriever
@@ -87,7 +86,7 @@ def test_chains_are_of_the_trajectories_of_stage_1(tmp_path: Path):
         )
         questions = [Question(id=str(i), question="q" * (i + 1), answers=["right"]) for i in range(12)]
         retriever = AsyncRetriever(OnePassage())
-        asyncio.run(synthesize_with(recipe, Trees(0), retriever, questions, ""))
+        asyncio.run(DeepRAGData(recipe, questions, Trees(0), retriever).write())
         return [SFTRecord.model_validate_json(line) for line in output.read_text().splitlines()]
 
     trajectories, chains, with_passages = made("sft"), made("cot"), made("cot_retrieve")

@@ -11,9 +11,8 @@ from support.paths import ROOT
 from support.synthesis import write
 from support.two_hop import QUESTION
 
-from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
-from rag_train.data_synth.deeprag.run import synthesize_with
 from rag_train.data_synth.inputs import read_questions
+from rag_train.data_synth.methods.deeprag import DeepRAGData, DeepRAGRecipe
 from rag_train.errors import UserError
 from rag_train.recipe import load_recipe
 from rag_train.schema import Question
@@ -77,6 +76,6 @@ def test_questions_that_leak_held_out_ones_are_rejected(tmp_path: Path):
     )
     other = Question(id="other", question="Who wrote Moby Dick?", answers=["Herman Melville"])
     llm = Says(" So the final answer is: Herman Melville\n")
-    work = synthesize_with(recipe, llm, Found([]), [QUESTION, other], "")
+    work = DeepRAGData(recipe, [QUESTION, other], llm, Found([])).write()
     summary = asyncio.run(work)
     assert summary.rejected == {"held out (text)": 1} and summary.records == 1

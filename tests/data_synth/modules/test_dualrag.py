@@ -11,15 +11,17 @@ from support.fakes import Found, Says
 from support.synthesis import write
 from support.two_hop import FILM, MAN, QUESTION, kit
 
-from rag_train.data_synth.modules import dualrag
-from rag_train.data_synth.modules.recipes import DualRAGRecipe
-from rag_train.data_synth.modules.run import synthesize_modules
+from rag_train.data_synth.method import synthesize
+from rag_train.data_synth.methods import dualrag
+from rag_train.data_synth.methods.dualrag import DualRAGRecipe
 from rag_train.errors import UserError
 from rag_train.formats import dualrag as format
 from rag_train.formats.dualrag import Entity
+from rag_train.jobs.items import Outcome
 from rag_train.llm.engines import EngineConfig
 from rag_train.retrieval.index.bm25 import build_bm25
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord
+from rag_train.strategies.base import Kit
 from rag_train.worlds.mini.world import World
 
 
@@ -54,6 +56,11 @@ def recipe(**more) -> DualRAGRecipe:
     return DualRAGRecipe(questions=[], index="", output="", model="t", instructions=False, **more)
 
 
+def taught(llm: Kit, question: Question = QUESTION, **keys) -> Outcome:
+    """The outcome of a question with the teacher ``llm``; ``keys`` are the recipe's."""
+    return asyncio.run(dualrag.DualRAGData(recipe(**keys), [], Found([]), llm).outcome(question))
+
+
 def test_independent_hops_share_a_round(world: World):
     for question in world.questions("dev"):
         rounds = dualrag.rounds(question)
@@ -65,9 +72,9 @@ def test_independent_hops_share_a_round(world: World):
 
 
 def test_keeps_only_trajectories_with_a_correct_answer():
-    wrong = asyncio.run(dualrag.outcome(QUESTION, recipe(), Found([FILM]), kit(teacher("Ohio"))))
+    wrong = taught(kit(teacher("Ohio")))
     assert not wrong.records and [rejected.reason for rejected in wrong.rejected] == ["wrong answer"]
-    right = asyncio.run(dualrag.outcome(QUESTION, recipe(), Found([FILM]), kit(teacher("nv"))))
+    right = taught(kit(teacher("nv")))
     assert right.counts["right"] == 1 and right.counts["engine_calls"] == len(right.records)
     assert {task: len(records) for task, records in by_task(right).items()} == {
         "dualrag_reason": 3,
@@ -81,10 +88,8 @@ def test_keeps_only_trajectories_with_a_correct_answer():
 def test_a_teachers_answer_is_correct_by_the_rules_of_the_questions_dataset():
     for scoring, counted in (("triviaqa", 1), ("squad", 0)):
         update = {"answers": ["New York"], "metadata": {"scoring": scoring}}
-        work = dualrag.outcome(
-            QUESTION.model_copy(update=update), recipe(), Found([FILM]), kit(teacher("New-York"))
-        )
-        assert asyncio.run(work).counts.get("right", 0) == counted
+        asked = QUESTION.model_copy(update=update)
+        assert taught(kit(teacher("New-York")), asked).counts.get("right", 0) == counted
 
 
 def test_judge_accepts_a_correct_answer_in_other_words():
@@ -98,7 +103,7 @@ def test_judge_accepts_a_correct_answer_in_other_words():
 
     def counts(answer: str) -> dict[str, int]:
         llm = kit(judging(answer))
-        return asyncio.run(dualrag.outcome(QUESTION, recipe(judge=True), Found([FILM]), llm)).counts
+        return taught(llm, judge=True).counts
 
     assert counts("in the state of Nevada")["right by the judge"] == 1
     assert counts("NV")["right"] == 1 and counts("NV")["right by the judge"] == 0
@@ -122,17 +127,17 @@ def test_a_role_of_the_teacher_can_have_a_model_of_its_own(monkeypatch: pytest.M
         index=str(tmp_path / "index"),
         output=str(tmp_path / "t.jsonl"),
     )
-    summary = asyncio.run(synthesize_modules(dualrag.FACTORY, made))
+    summary = asyncio.run(synthesize(dualrag.DualRAGData, made))
     assert summary.counts["right by the judge"] == 1 and started == [("t", "vllm"), ("gpt-4o", "chat")]
     wrong = replace(made, roles=["planner=x"])
     with pytest.raises(
         UserError, match="roles: planner=x: unknown role 'planner'; the roles are reasoner, identifier"
     ):
-        asyncio.run(synthesize_modules(dualrag.FACTORY, wrong))
+        asyncio.run(synthesize(dualrag.DualRAGData, wrong))
 
 
 def test_links_entities_and_repairs_summaries():
-    outcome = asyncio.run(dualrag.outcome(QUESTION, recipe(), Found([]), kit(teacher("Nevada"))))
+    outcome = taught(kit(teacher("Nevada")))
     first, second = (format.IDENTIFY.parse(r.segments[-1].text) for r in by_task(outcome)["dualrag_identify"])
     assert first == [Entity(entity="Moby Dick", queries=["who directed it", "director"])]
     assert second == [Entity(entity="John Huston", queries=["born"])]
@@ -148,8 +153,7 @@ def test_links_entities_and_repairs_summaries():
 
 def test_drops_invented_summaries_and_writes_only_the_chosen_capabilities():
     inventing = teacher("Nevada", summary="It was directed by John Huston in Ohio in 1999.")
-    summaries = recipe(capabilities=["summaries"])
-    outcome = asyncio.run(dualrag.outcome(QUESTION, summaries, Found([]), kit(inventing)))
+    outcome = taught(kit(inventing), capabilities=["summaries"])
     assert by_task(outcome).keys() == {"dualrag_summarize"} and len(outcome.records) == 1
     assert [rejected.reason for rejected in outcome.rejected] == ["made up"]
 
@@ -184,7 +188,7 @@ def test_the_linker_links_entities_and_the_kits_reranker_ranks_passages(monkeypa
     linker, reranker = Constant(0.2), Constant(0.5)
     monkeypatch.setattr(dualrag, "_cross_encoder", lambda model: linker)
     llm = kit(teacher("Nevada"), reranker=reranker)
-    outcome = asyncio.run(dualrag.outcome(QUESTION, recipe(linker="l"), Found([]), llm))
+    outcome = taught(llm, linker="l")
     assert outcome.counts["similarity 0.2"] == 2 and not outcome.rejected
     assert ("Moby Dick", " moby dick.".strip()) in [pair[::-1] for pair in linker.pairs]
     assert all("Moby Dick" in text or "John Huston" in text for _, text in reranker.pairs) and reranker.pairs
@@ -193,7 +197,7 @@ def test_the_linker_links_entities_and_the_kits_reranker_ranks_passages(monkeypa
 def test_later_prompts_have_linked_names_and_repaired_summaries():
     """The teacher names the film twice and says nothing about it."""
     silent = teacher("Nevada", summary="nothing")
-    outcome = asyncio.run(dualrag.outcome(QUESTION, recipe(), Found([]), kit(silent)))
+    outcome = taught(kit(silent))
     prompts = [record.prompt for record in by_task(outcome)["dualrag_reason"]]
     assert "Knowledge: Moby Dick: It was directed by John Huston.\n" in prompts[1]
     assert not any("moby dick." in prompt for prompt in prompts)

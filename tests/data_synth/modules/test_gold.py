@@ -12,9 +12,11 @@ from support.synthesis import search_hops
 from support.two_hop import FILM, MAN, QUESTION
 
 from rag_train.data_synth.knowable import unknown as unknowable_parts
-from rag_train.data_synth.modules import baselines, dualrag, hanrag, planrag
+from rag_train.data_synth.methods import dualrag, hanrag, planrag
+from rag_train.data_synth.modules import baselines
 from rag_train.data_synth.modules.examples import says
-from rag_train.data_synth.modules.registry import FACTORIES
+from rag_train.data_synth.modules.method import ModuleMethod
+from rag_train.data_synth.registry import METHODS
 from rag_train.formats import dualrag as dual
 from rag_train.formats import hanrag as han
 from rag_train.formats import planrag as plans
@@ -28,13 +30,15 @@ from rag_train.strategies.base import Kit
 from rag_train.strategies.registry import build
 from rag_train.worlds.mini.world import World
 
+SYSTEMS = [each for each in METHODS.values() if issubclass(each, ModuleMethod)]
+
 
 @pytest.mark.slow
 def test_every_record_is_valid_and_parses_as_its_task(world: World, index: BM25Index):
     tasks = {}
     for question in [*world.questions("dev")[:60], *world.compounds("dev", 20)]:
-        for factory in FACTORIES.values():
-            for record in factory.gold_records(question, search_hops(question, index)):
+        for system in SYSTEMS:
+            for record in system.gold_records(question, search_hops(question, index)):
                 assert SFTRecord.model_validate_json(record.model_dump_json()) == record
                 assert "".join(segment.text for segment in record.segments) == record.completion
                 tasks.setdefault(record.task, []).append(record)
@@ -122,11 +126,11 @@ SHORTHAND = QUESTION.model_copy(
 
 def test_hops_in_shorthand_and_unknowable_targets_are_left_out_and_counted():
     unknowable = QUESTION.model_copy(update={"question": "Where was the director of it born?"})
-    for factory in FACTORIES.values():
-        recipe: Any = factory.recipe(questions=[], index="", output="", instructions=False)
+    for system in SYSTEMS:
+        recipe: Any = system.recipe_type(questions=[], index="", output="", instructions=False)
         marks = {hanrag.ROUTED: ["", "0"], hanrag.JUDGED: [0]}
         shorthand, unknown = (
-            asyncio.run(factory.outcome(q.model_copy(update={"metadata": marks}), recipe, Found([FILM, MAN]), None))
+            asyncio.run(system(recipe, [], Found([FILM, MAN])).outcome(q.model_copy(update={"metadata": marks})))
             for q in (SHORTHAND, unknowable)
         )
         assert not shorthand.records and [item.reason for item in shorthand.rejected] == ["hop in shorthand"]
@@ -141,14 +145,14 @@ def test_real_gold_examples_can_be_known_from_their_prompts():
         *load_questions(DATA / "musique/train_100.jsonl")[:40],
         *load_questions(DATA / "2wikimultihopqa/train_sample.json")[:40],
     ]
-    for factory in FACTORIES.values():
-        recipe: Any = factory.recipe(questions=[], index="", output="", instructions=False)
+    for system in SYSTEMS:
+        recipe: Any = system.recipe_type(questions=[], index="", output="", instructions=False)
         kept = 0
         for question in questions:
             marks = {hanrag.ROUTED: [""], hanrag.JUDGED: [0]}
             retriever: Any = Found(question.gold_passages)
             marked = question.model_copy(update={"metadata": question.metadata | marks})
-            made = asyncio.run(factory.outcome(marked, recipe, retriever, None))
+            made = asyncio.run(system(recipe, [], retriever).outcome(marked))
             assert not any(map(unknowable_parts, made.records))
             assert not any(">>" in record.completion for record in made.records)
             kept += bool(made.records)

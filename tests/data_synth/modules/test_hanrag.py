@@ -10,9 +10,8 @@ from support.fakes import Found
 from support.synthesis import write
 from support.two_hop import FILM, MAN, QUESTION, kit
 
-from rag_train.data_synth.modules import hanrag
-from rag_train.data_synth.modules.recipes import HANRAGRecipe, RouteSizes
-from rag_train.data_synth.modules.run import synthesize_with
+from rag_train.data_synth.methods import hanrag
+from rag_train.data_synth.methods.hanrag import HANRAGData, HANRAGRecipe, RouteSizes
 from rag_train.errors import UserError
 from rag_train.jobs.files import read_records
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord
@@ -38,7 +37,7 @@ def test_draws_routes_from_all_sources_and_takes_the_teachers_relevance_judgemen
     )
     questions = hanrag.routed_questions(recipe)
     retriever = Found([FILM, MAN])
-    summary = asyncio.run(synthesize_with(hanrag.FACTORY, recipe, questions, retriever, teacher, {}))
+    summary = asyncio.run(HANRAGData(recipe, questions, retriever, teacher).write())
     records = read_records(tmp_path / "out.jsonl", SFTRecord)
     routed = [r.segments[-1].text.strip() for r in records if r.task == "hanrag_route"]
     assert Counter(routed) == {
@@ -63,7 +62,7 @@ def test_passages_are_drawn_before_they_are_judged(tmp_path: Path):
             questions=[write(tmp_path / "q.jsonl", [QUESTION])], index="", output="", model="t", relevance=relevance
         )
         [question] = hanrag.routed_questions(recipe)
-        made = asyncio.run(hanrag.outcome(question, recipe, Found(passages), kit(" true", passages)))
+        made = asyncio.run(HANRAGData(recipe, [], Found(passages), kit(" true", passages)).outcome(question))
         assert made.counts["engine_calls"] == made.counts["judged"] == judged
 
 
@@ -90,7 +89,7 @@ def test_a_teacher_writes_out_shorthand(written: str, taken: bool):
     question = QUESTION.model_copy(update={"question": "Who made A1?", "decomposition": [step], "metadata": marks})
     recipe = HANRAGRecipe(questions=[], index="", output="", model="t", instructions=False)
     llm = kit(f" {written.replace('A', 'A1')}\n")
-    made = asyncio.run(hanrag.outcome(question, recipe, Found([FILM]), llm))
+    made = asyncio.run(HANRAGData(recipe, [], Found([FILM]), llm).outcome(question))
     assert [item.reason for item in made.rejected] == ([] if taken else ["hop in shorthand"])
     assert made.counts["engine_calls"] == 1
     refined = [record.completion for record in made.records if record.task == "hanrag_refine"]

@@ -8,8 +8,8 @@ from support.fakes import Found
 from support.synthesis import search_hops
 from support.two_hop import QUESTION, kit
 
-from rag_train.data_synth.modules import dualrag, planrag
-from rag_train.data_synth.modules.recipes import PlanRAGRecipe
+from rag_train.data_synth.methods import dualrag, planrag
+from rag_train.data_synth.modules.method import TeacherRecipe
 from rag_train.formats import planrag as plans
 from rag_train.formats.planrag import PlanError
 from rag_train.retrieval.index.bm25 import BM25Index
@@ -54,8 +54,8 @@ def test_makes_no_examples_of_a_plan_with_too_many_nodes():
 
 def test_teacher_plans_are_repaired_or_rejected_with_a_reason():
     def outcome(text: str):
-        recipe = PlanRAGRecipe(questions=[], index="", output="", model="t", instructions=False)
-        return asyncio.run(planrag.outcome(QUESTION, recipe, Found([]), kit(text)))
+        recipe = TeacherRecipe(questions=[], index="", output="", model="t", instructions=False)
+        return asyncio.run(planrag.PlanRAGData(recipe, [], Found([]), kit(text)).outcome(QUESTION))
 
     good = '[{"id":"Q1.1","question":"Who directed Moby Dick?"},{"id":"Q2.1","question":"Where was <A1.1> born?"}]'
     [record] = outcome(good).records

@@ -7,9 +7,8 @@ import pytest
 import yaml
 from support.paths import ROOT
 
-from rag_train.data_synth import compound
-from rag_train.data_synth.modules.recipes import DualRAGRecipe
-from rag_train.data_synth.modules.registry import FACTORIES
+from rag_train.data_synth.methods.dualrag import DualRAGRecipe
+from rag_train.data_synth.registry import METHODS
 from rag_train.errors import UserError
 from rag_train.recipe import describe, load_recipe
 
@@ -24,9 +23,7 @@ def test_shipped_recipes_load_and_document_their_keys(tmp_path: Path):
             (tmp_path / path).touch()
             text = text.replace(path, str(tmp_path / path))
         (tmp_path / "recipe.yaml").write_text(text)
-        method = name.removesuffix("_teacher")
-        recipe_type = compound.CompoundRecipe if method == "compound" else FACTORIES[method].recipe
-        assert load_recipe(recipe_type, tmp_path / "recipe.yaml").model
+        assert load_recipe(METHODS[name.removesuffix("_teacher")].recipe_type, tmp_path / "recipe.yaml").model
 
 
 RECIPES = sorted(path for path in (ROOT / "recipes").glob("*.yaml") if path.stem != "demo")
@@ -69,4 +66,4 @@ def test_planrag_trains_for_5000_steps_of_8():
 def test_levelrag_recipe_accepts_no_teacher(tmp_path: Path):
     (tmp_path / "bad.yaml").write_text("questions: []\nindex: i\noutput: o\nmodel: m\n")
     with pytest.raises(UserError, match="unknown key 'model'"):
-        load_recipe(FACTORIES["levelrag"].recipe, tmp_path / "bad.yaml")
+        load_recipe(METHODS["levelrag"].recipe_type, tmp_path / "bad.yaml")

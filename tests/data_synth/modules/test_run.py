@@ -2,20 +2,19 @@
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.fakes import Found
 from support.paths import ROOT
 from support.servers import Handler, serving
 from support.synthesis import HELD_OUT, write
 
 from rag_train import identity
 from rag_train.data_synth.inputs import check_unique_ids, read_questions
-from rag_train.data_synth.modules.factory import Factory
-from rag_train.data_synth.modules.recipes import GoldRecipe
-from rag_train.data_synth.modules.registry import FACTORIES
-from rag_train.data_synth.modules.run import synthesize_modules, synthesize_with
+from rag_train.data_synth.method import synthesize
+from rag_train.data_synth.methods.planrag import PlanRAGData
+from rag_train.data_synth.modules.method import TeacherRecipe
 from rag_train.errors import PromptTooLong, ServiceError, UserError
 from rag_train.jobs.items import OpenItems, Outcome, Summary
 from rag_train.schema import Passage, Question
@@ -60,11 +59,11 @@ def test_ids_that_occur_in_several_files_get_the_name_of_their_file(tmp_path: Pa
         read_questions([files[0], files[0]], None, 0)
 
 
-def synthesize(output: Path, outcome) -> Summary:
+def made(output: Path, outcome) -> Summary:
     questions = [Question(id=f"q{i}", question=f"Who is {i}?", answers=["a"]) for i in range(3)]
-    factory: Factory = replace(FACTORIES["planrag"], outcome=outcome)
-    recipe = GoldRecipe(questions=[], index="", output=str(output))
-    return asyncio.run(synthesize_with(factory, recipe, questions, None, None, {}))
+    method = PlanRAGData(TeacherRecipe(questions=[], index="", output=str(output)), questions, Found([]))
+    method.outcome = outcome
+    return asyncio.run(method.write())
 
 
 def test_an_outage_rejects_nothing(tmp_path: Path):
@@ -79,8 +78,8 @@ def test_an_outage_rejects_nothing(tmp_path: Path):
         return Outcome([Passage(id=question.id, text="")], {})
 
     with pytest.raises(OpenItems, match=r"2 of 3 questions done, 1 open \(down\); give the same command again"):
-        synthesize(tmp_path / "a.jsonl", down)
-    summary = synthesize(tmp_path / "a.jsonl", up)
+        made(tmp_path / "a.jsonl", down)
+    summary = made(tmp_path / "a.jsonl", up)
     assert (summary.items_done, summary.records, summary.rejected, summary.open) == (1, 3, {}, 0)
 
 
@@ -93,13 +92,13 @@ def test_only_unfit_content_is_rejected(tmp_path: Path):
         Question(id=question.id, question="", answers=[])
         raise AssertionError
 
-    assert synthesize(tmp_path / "a.jsonl", unfit).rejected == {"too long": 1, "invalid": 2}
+    assert made(tmp_path / "a.jsonl", unfit).rejected == {"too long": 1, "invalid": 2}
 
     async def mistake(question: Question, *_) -> Outcome:
         raise ValueError("a mistake in the code")
 
     with pytest.raises(ValueError, match="a mistake in the code"):
-        synthesize(tmp_path / "b.jsonl", mistake)
+        made(tmp_path / "b.jsonl", mistake)
 
 
 class Service(Handler):
@@ -125,10 +124,10 @@ def test_records_follow_all_that_they_depend_on(
     held_out = write(tmp_path / "held.jsonl", [HELD_OUT.model_copy(update={"question": "Who?"})])
     Service.identity = "a"
     with serving(Service) as url:
-        recipe = GoldRecipe(
+        recipe = TeacherRecipe(
             questions=[questions], index=url, output=str(tmp_path / "out.jsonl"), held_out=[held_out]
         )
-        first = asyncio.run(synthesize_modules(FACTORIES["planrag"], recipe))
+        first = asyncio.run(synthesize(PlanRAGData, recipe))
         match changed:
             case "retriever":
                 Service.identity = "b"
@@ -137,8 +136,8 @@ def test_records_follow_all_that_they_depend_on(
             case "prompt":
                 monkeypatch.setattr(identity, "instruction", lambda name: "Another instruction.")
             case _:
-                again = asyncio.run(synthesize_modules(FACTORIES["planrag"], recipe))
+                again = asyncio.run(synthesize(PlanRAGData, recipe))
                 assert again.records == first.records > 0
                 return
         with pytest.raises(UserError, match="already exists and was made with a different recipe; delete it or"):
-            asyncio.run(synthesize_modules(FACTORIES["planrag"], recipe))
+            asyncio.run(synthesize(PlanRAGData, recipe))

@@ -19,8 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes import OnePassage, TreeModel
 
-from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
-from rag_train.data_synth.deeprag.run import synthesize_with
+from rag_train.data_synth.methods.deeprag import DeepRAGData, DeepRAGRecipe
 from rag_train.errors import PromptTooLong, Refused, ServiceError, UserError
 from rag_train.jobs import items
 from rag_train.jobs.items import WHOLE, OpenItems, Outcome, Rejected, Shard, Summary, run, summary_line
@@ -79,7 +78,7 @@ def synthesize(place: Path, shard: Shard = WHOLE, kill: tuple[str, int] | None =
         if kill:
             kill_at(*kill)
         retriever = AsyncRetriever(OnePassage())
-        asyncio.run(synthesize_with(recipe, Slow(0), retriever, questions, "", shard))
+        asyncio.run(DeepRAGData(recipe, questions, Slow(0), retriever).write(shard))
 
     process = multiprocessing.get_context("fork").Process(target=target)
     process.start()

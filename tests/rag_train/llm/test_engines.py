@@ -9,9 +9,8 @@ import pytest
 from huggingface_hub import HfApi
 
 from rag_train.answers import exact_match
-from rag_train.data_synth.deeprag.recipe import DeepRAGRecipe
-from rag_train.data_synth.deeprag.run import synthesize_with
 from rag_train.data_synth.deeprag.search import SearchConfig
+from rag_train.data_synth.methods.deeprag import DeepRAGData, DeepRAGRecipe
 from rag_train.errors import UserError
 from rag_train.eval.matrix.answers import Answers
 from rag_train.formats import deeprag, reader
@@ -102,7 +101,7 @@ def test_vllm_agrees_with_transformers_and_runs_synthesis_and_inference(
             instructions=False,
             search=SearchConfig(),
         )
-        summary = await synthesize_with(recipe, mini_engine, retriever, questions, "corpus")
+        summary = await DeepRAGData(recipe, questions, mini_engine, retriever).write()
         assert summary.records == summary.counts["solved"] > 0
         for line in (tmp_path / "sft.jsonl").read_text().splitlines():
             record = json.loads(line)

@@ -8,12 +8,11 @@ from support.fakes import Cut, Found, Says
 from support.hostile import ASKED, HostileModel, HostileRetriever
 from support.two_hop import FILM, MAN, QUESTION
 
-from rag_train.data_synth import classifiers, compound
 from rag_train.data_synth.deeprag.cold_start import ColdStart, ColdStartConfig
-from rag_train.data_synth.deeprag.run import _cold_start_outcome, _search_outcome
 from rag_train.data_synth.deeprag.search import SearchConfig, TreeSearch
-from rag_train.data_synth.modules import dualrag, hanrag, planrag
-from rag_train.data_synth.modules.recipes import DualRAGRecipe, HANRAGRecipe, PlanRAGRecipe
+from rag_train.data_synth.methods import compound, dualrag, hanrag, labels, planrag
+from rag_train.data_synth.methods.deeprag import _cold_start_outcome, _search_outcome
+from rag_train.data_synth.modules.method import TeacherRecipe
 from rag_train.eval.metrics.summary import summarize
 from rag_train.jobs.items import Outcome
 from rag_train.judge import JudgeInput, verdict
@@ -47,19 +46,22 @@ def test_no_strategy_answers_from_a_text_that_was_cut(name: str):
 
 
 def test_a_plan_of_a_teacher_is_rejected():
-    recipe, text = PlanRAGRecipe(**TEACHER), '[{"id": "Q1.1", "question": "Who?", "parents": []}]'
-    assert reasons(asyncio.run(planrag.outcome(QUESTION, recipe, Found([]), kit(text)))) == {"cut"}
+    recipe, text = TeacherRecipe(**TEACHER), '[{"id": "Q1.1", "question": "Who?", "parents": []}]'
+    assert reasons(asyncio.run(planrag.PlanRAGData(recipe, [], Found([]), kit(text)).outcome(QUESTION))) == {"cut"}
 
 
 def test_a_trajectory_of_a_teacher_is_rejected():
-    recipe = DualRAGRecipe(**TEACHER)
-    assert reasons(asyncio.run(dualrag.outcome(QUESTION, recipe, Found([]), kit("Nevada")))) == {"cut"}
+    recipe = dualrag.DualRAGRecipe(**TEACHER)
+    assert reasons(asyncio.run(dualrag.DualRAGData(recipe, [], Found([]), kit("Nevada")).outcome(QUESTION))) == {
+        "cut"
+    }
 
 
 def test_verdicts_of_a_teacher_are_rejected():
     marks = {hanrag.ROUTED: [], hanrag.JUDGED: [0, 1]}
     question = QUESTION.model_copy(update={"metadata": marks})
-    made = asyncio.run(hanrag.outcome(question, HANRAGRecipe(**TEACHER), Found([FILM, MAN]), kit(" true")))
+    method = hanrag.HANRAGData(hanrag.HANRAGRecipe(**TEACHER), [], Found([FILM, MAN]), kit(" true"))
+    made = asyncio.run(method.outcome(question))
     assert {item.reason for item in made.rejected} == {"cut"} and not made.counts["judged"]
     assert "hanrag_relevant" not in {record.task for record in made.records}
 
@@ -68,7 +70,7 @@ def test_questions_of_a_teacher_are_rejected():
     recipe = compound.CompoundRecipe(index="", model="t", output="", instructions=False)
     entity = compound.Entity(id="e", name=FILM.title, split="train")
     pair = json.dumps({"Question": f"Who directed {FILM.title}?", "Answer": "John Huston"})
-    assert reasons(asyncio.run(compound.compose(entity, recipe, kit(pair)))) == {"cut"}
+    assert reasons(asyncio.run(compound.CompoundData(recipe, [], kit(pair)).outcome(entity))) == {"cut"}
 
 
 @pytest.mark.parametrize("text", ["Follow up: Who directed Moby Dick?", "So the final answer is: Nevada"])
@@ -94,7 +96,7 @@ def test_a_judge_has_no_verdict():
 def test_a_run_labels_no_question_whose_answer_it_cut():
     trajectory = asyncio.run(build("direct", kit("Nevada")).answer(QUESTION))
     assert Trajectory.model_validate_json(trajectory.model_dump_json()).cut
-    assert classifiers.labelled(QUESTION, {"direct": trajectory}).refused == "cut"
+    assert labels.labelled(QUESTION, {"direct": trajectory}).refused == "cut"
 
 
 def test_a_whole_line_before_the_cut_is_read():

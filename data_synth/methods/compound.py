@@ -10,23 +10,25 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field
 
 from rag_train.answers import contains, normalize
-from rag_train.data_synth.inputs import identifying_settings
+from rag_train.data_synth.method import Method, SynthesisRecipe, method
 from rag_train.formats.deeprag import one_line
 from rag_train.formats.tasks import Fields, Task
 from rag_train.jobs.files import write_text
-from rag_train.jobs.items import WHOLE, Outcome, Rejected, Shard, Summary, cost, run
+from rag_train.jobs.items import Outcome, Rejected, Summary, cost
 from rag_train.llm.engines import EngineConfig, open_engine
 from rag_train.recipe import Count
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.corpus import PassageStore
+from rag_train.retrieval.index.open import load_index
 from rag_train.schema import GoldStep, Passage, Question, Record
 from rag_train.strategies.base import Ask, Kit, Run, together
 from rag_train.strategies.hanrag import HANRAG
@@ -54,15 +56,16 @@ def combine_fields(questions: Sequence[str]) -> Fields:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompoundRecipe:
-    """HANRAG's compound benchmark (appendix B.1); the default sizes are the paper's."""
+class CompoundRecipe(SynthesisRecipe):
+    """HANRAG's compound benchmark (appendix B.1); the default sizes are the paper's.
+
+    Each split is also written alone, beside the output, to NAME.train.jsonl and so on.
+    """
 
     index: str
     """Index directory, made by `rag-train index`: entities are its titles, documents its passages."""
     model: str
     """Teacher model that writes and combines questions."""
-    output: str
-    """JSON Lines file to write; each split is also written alone, to <name>.train.jsonl and so on."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Engine that serves the teacher."""
     max_tokens: Count | None = None
@@ -78,10 +81,6 @@ class CompoundRecipe:
     """Share of the entities whose questions go into dev."""
     test: Annotated[float, Field(ge=0, lt=0.5)] = 0.04
     """Share of the entities whose questions go into test."""
-    seed: int = 0
-    """Seed of the entity sample and of the combinations."""
-    instructions: bool = True
-    """Begin each prompt with its instruction; false for models trained without it."""
 
 
 class Entity(Record):
@@ -102,91 +101,88 @@ def entities(passages: PassageStore, recipe: CompoundRecipe) -> list[Entity]:
     return [Entity(id=f"compound-{i}", name=name, split=split(i)) for i, name in enumerate(drawn)]
 
 
-async def synthesize_compound(recipe: CompoundRecipe, shard: Shard = WHOLE) -> Summary:
-    """Open the recipe's index and teacher, and build the benchmark. Raises UserError for invalid input."""
-    from rag_train.retrieval.index.open import load_index
+@method("compound")
+class CompoundData(Method[CompoundRecipe, Entity]):
+    """HANRAG's benchmark of compound questions, built by a teacher from an index.
 
-    index = load_index(recipe.index)
-    drawn = entities(index.passages, recipe)
-    async with open_engine(recipe.model, recipe.engine) as llm:
-        kit = Kit(llm, AsyncRetriever(index), recipe.documents, recipe.instructions)
-        return await synthesize_with(recipe, drawn, kit, kit.retriever.identity, shard)
+    Unusable texts of the teacher are rejected with the reason.
+    """
 
+    recipe_type: ClassVar = CompoundRecipe
+    starts: ClassVar = ("compound",)
 
-async def synthesize_with(
-    recipe: CompoundRecipe, drawn: Sequence[Entity], teacher: Kit, identity: Any, shard: Shard = WHOLE
-) -> Summary:
-    """Build the benchmark with drawn entities and an open teacher; ``identity`` is the retriever's."""
+    def __init__(self, recipe: CompoundRecipe, drawn: Sequence[Entity], teacher: Kit):
+        super().__init__(recipe, drawn, teacher.retriever.identity)
+        self.teacher = teacher
 
-    async def work(entity: Entity) -> Outcome:
-        return await compose(entity, recipe, teacher)
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, recipe: CompoundRecipe) -> AsyncIterator[Self]:
+        index = load_index(recipe.index)
+        drawn = entities(index.passages, recipe)
+        async with open_engine(recipe.model, recipe.engine) as llm:
+            yield cls(recipe, drawn, Kit(llm, AsyncRetriever(index), recipe.documents, recipe.instructions))
 
-    settings = identifying_settings(recipe, identity, compose)
-    output = Path(recipe.output)
-    summary = await run(drawn, work, output, settings, label="compound questions", shard=shard)
-    if not summary.remaining:
-        _write_splits(output)
-    return summary
+    async def outcome(self, entity: Entity, /) -> Outcome:
+        # The run makes and records the teacher's calls; no question is answered.
+        asked = Question(id=entity.id, question=entity.name, answers=["-"])
+        run = Run(HANRAG(self.teacher, max_tokens=self.recipe.max_tokens), asked)
+        rejected: list[Rejected] = []
+        passages = await run.search(entity.name, self.recipe.documents)
+        documents = [p for p in passages if contains(f"{p.title} {p.text}", [entity.name])]
+        written = await together(run.perform(ASK, ask_fields(entity.name, document)) for document in documents)
+        steps: dict[str, GoldStep] = {}
+        for document, ask in zip(documents, written, strict=True):
+            id, pair = f"{entity.id}/{document.id}", ask.answer
+            if reason := _pair_flaw(ask, entity, document):
+                text = pair.model_dump_json() if pair else ""
+                rejected.append(Rejected(id=id, reason=reason, text=text))
+            elif normalize(pair.Question) in steps:
+                rejected.append(Rejected(id=id, reason="asked twice", text=one_line(pair.Question)))
+            else:
+                steps[normalize(pair.Question)] = GoldStep(
+                    subquery=one_line(pair.Question),
+                    answer=one_line(pair.Answer),
+                    passage_ids=[document.id],
+                    entity=entity.name,
+                )
+        combinations = _combinations(list(steps.values()), self.recipe, entity)
+        combined = await together(
+            run.perform(COMBINE, combine_fields([step.subquery for step in parts])) for parts in combinations
+        )
+        questions: dict[str, Question] = {}
+        for n, (parts, ask) in enumerate(zip(combinations, combined, strict=True)):
+            id, text = f"{entity.id}-{n}", ask.answer
+            if reason := _combination_flaw(ask, entity, parts):
+                rejected.append(Rejected(id=id, reason=reason, text=text or ""))
+            elif normalize(text) in questions:
+                rejected.append(Rejected(id=id, reason="asked twice", text=text))
+            else:
+                questions[normalize(text)] = Question(
+                    id=id,
+                    question=text,
+                    answers=[" && ".join(step.answer for step in parts)],
+                    type="compound",
+                    hops=len(parts),
+                    decomposition=parts,
+                    metadata={"split": entity.split, "entity": entity.name},
+                )
+        counts = Counter(cost(run.calls))
+        counts.update({"documents": len(documents), "simple questions": len(steps)})
+        counts.update(f"{entity.split}, {question.hops} parts" for question in questions.values())
+        return Outcome(list(questions.values()), counts, rejected)
 
-
-def _write_splits(output: Path) -> None:
-    splits: dict[Split, list[str]] = {"train": [], "dev": [], "test": []}
-    with output.open(encoding="utf-8", newline="\n") as file:
-        for line in file:
-            splits[json.loads(line)["metadata"]["split"]].append(line)
-    for split, lines in splits.items():
-        write_text(output.with_suffix(f".{split}.jsonl"), "".join(lines))
-
-
-async def compose(entity: Entity, recipe: CompoundRecipe, teacher: Kit) -> Outcome:
-    """Make the entity's compound questions; unusable texts of the teacher are rejected with the reason."""
-    # The run makes and records the teacher's calls; no question is answered.
-    asked = Question(id=entity.id, question=entity.name, answers=["-"])
-    run = Run(HANRAG(teacher, max_tokens=recipe.max_tokens), asked)
-    rejected: list[Rejected] = []
-    passages = await run.search(entity.name, recipe.documents)
-    documents = [p for p in passages if contains(f"{p.title} {p.text}", [entity.name])]
-    written = await together(run.perform(ASK, ask_fields(entity.name, document)) for document in documents)
-    steps: dict[str, GoldStep] = {}
-    for document, ask in zip(documents, written, strict=True):
-        id, pair = f"{entity.id}/{document.id}", ask.answer
-        if reason := _pair_flaw(ask, entity, document):
-            text = pair.model_dump_json() if pair else ""
-            rejected.append(Rejected(id=id, reason=reason, text=text))
-        elif normalize(pair.Question) in steps:
-            rejected.append(Rejected(id=id, reason="asked twice", text=one_line(pair.Question)))
-        else:
-            steps[normalize(pair.Question)] = GoldStep(
-                subquery=one_line(pair.Question),
-                answer=one_line(pair.Answer),
-                passage_ids=[document.id],
-                entity=entity.name,
-            )
-    combinations = _combinations(list(steps.values()), recipe, entity)
-    combined = await together(
-        run.perform(COMBINE, combine_fields([step.subquery for step in parts])) for parts in combinations
-    )
-    questions: dict[str, Question] = {}
-    for n, (parts, ask) in enumerate(zip(combinations, combined, strict=True)):
-        id, text = f"{entity.id}-{n}", ask.answer
-        if reason := _combination_flaw(ask, entity, parts):
-            rejected.append(Rejected(id=id, reason=reason, text=text or ""))
-        elif normalize(text) in questions:
-            rejected.append(Rejected(id=id, reason="asked twice", text=text))
-        else:
-            questions[normalize(text)] = Question(
-                id=id,
-                question=text,
-                answers=[" && ".join(step.answer for step in parts)],
-                type="compound",
-                hops=len(parts),
-                decomposition=parts,
-                metadata={"split": entity.split, "entity": entity.name},
-            )
-    counts = Counter(cost(run.calls))
-    counts.update({"documents": len(documents), "simple questions": len(steps)})
-    counts.update(f"{entity.split}, {question.hops} parts" for question in questions.values())
-    return Outcome(list(questions.values()), counts, rejected)
+    def finish(self, summary: Summary) -> None:
+        """Write each split alone, too."""
+        if summary.remaining:
+            return
+        output = Path(self.recipe.output)
+        splits: dict[Split, list[str]] = {"train": [], "dev": [], "test": []}
+        with output.open(encoding="utf-8", newline="\n") as file:
+            for line in file:
+                splits[json.loads(line)["metadata"]["split"]].append(line)
+        for split, lines in splits.items():
+            write_text(output.with_suffix(f".{split}.jsonl"), "".join(lines))
 
 
 def _pair_flaw(ask: Ask, entity: Entity, document: Passage) -> str:

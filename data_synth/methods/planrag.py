@@ -1,7 +1,4 @@
-"""PlanRAG's training data (section 5.4).
-
-From a teacher: plans, which are repaired or rejected. From gold annotations: plans, filled subqueries and answers.
-"""
+"""PlanRAG's training data: examples from gold annotations, or a teacher's plans (section 5.4)."""
 
 from __future__ import annotations
 
@@ -9,9 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import ClassVar
 
 import networkx as nx
 
+from rag_train.data_synth.method import method
 from rag_train.data_synth.modules.examples import (
     Examples,
     found_or_known,
@@ -20,13 +19,11 @@ from rag_train.data_synth.modules.examples import (
     says,
     task_record,
 )
-from rag_train.data_synth.modules.factory import Factory
-from rag_train.data_synth.modules.recipes import PlanRAGRecipe
+from rag_train.data_synth.modules.method import ModuleMethod, TeacherRecipe
 from rag_train.formats import planrag
 from rag_train.formats.deeprag import one_line
 from rag_train.formats.planrag import Draft, PlanError, Response
 from rag_train.jobs.items import Outcome, Rejected, cost
-from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Passage, Plan, Question, SFTRecord
 from rag_train.strategies.base import Kit, Run
 from rag_train.strategies.planrag import PlanRAG
@@ -91,48 +88,6 @@ def gold_records(
     return out
 
 
-async def outcome(
-    question: Question, recipe: PlanRAGRecipe, retriever: AsyncRetriever, teacher: Kit | None
-) -> Outcome:
-    """Make the question's examples, and count the depth of its plan (Table 1).
-
-    A plan that was cut or cannot be repaired is rejected with the reason of its PlanError. The counts also give the
-    number of repaired plans (under the name ``mended``) and the edit distance of teacher plans from annotated
-    plans.
-    """
-    if teacher is None:
-        if not question.decomposition:  # without annotations, which differs from a question with the empty plan
-            return gold_outcome(question, [])
-        passages_by_query = await retrieved(retriever, question, recipe.passages)
-        made = gold_outcome(question, gold_records(question, passages_by_query, instructions=recipe.instructions))
-        if made.records:
-            made.counts[f"depth {planrag.depth(plan_from_gold(question))}"] = 1
-        return made
-    task, fields = planrag.PLAN, planrag.plan_fields(question.question)
-    run = Run(PlanRAG(teacher, max_tokens=recipe.max_tokens), question)
-    prompt = run.prompt(task.name, task.body(fields), task.lead)
-    completion = await run.complete(task.name, prompt, task.sampling())
-    counts = Counter(cost(run.calls))
-    try:
-        written = planrag.read_drafts(completion.whole)
-        plan = planrag.repair(written, question.question)
-    except PlanError as error:
-        return Outcome([], counts, [Rejected(id=question.id, reason=error.reason, text=completion.text)])
-    drafts = planrag.drafts(plan)
-    counts[f"depth {planrag.depth(plan)}"] += 1
-    as_written = [
-        Draft(id=draft.id.strip(), question=one_line(draft.question), parents=[id.strip() for id in draft.parents])
-        for draft in written
-    ]
-    counts["mended"] += drafts != as_written
-    if question.decomposition:
-        with suppress(PlanError):
-            counts["edits from gold"] += edit_distance(plan, plan_from_gold(question))
-            counts["compared with gold"] += 1
-    record = task_record(task, fields, drafts, id=question.id, source="teacher", instructions=recipe.instructions)
-    return Outcome([record], counts)
-
-
 def edit_distance(first: Plan, second: Plan) -> int:
     """Return the fewest nodes and edges to add or remove to make two plans equal, ignoring ids and subqueries.
 
@@ -152,4 +107,54 @@ def _graph(plan: Plan) -> nx.DiGraph:
     return graph
 
 
-FACTORY = Factory(method="planrag", recipe=PlanRAGRecipe, gold_records=gold_records, outcome=outcome)
+@method("planrag")
+class PlanRAGData(ModuleMethod[TeacherRecipe]):
+    """PlanRAG: examples of its modules, from gold annotations or by a teacher.
+
+    From annotations: plans, filled subqueries and answers. From a teacher: plans, which are repaired, or rejected
+    if they were cut or cannot be repaired. The counts give the depth of the plans (Table 1), how many of the
+    teacher's were repaired (``mended``), and their edit distance from annotated plans.
+    """
+
+    recipe_type: ClassVar = TeacherRecipe
+    starts: ClassVar = ("gold", "planrag_teacher")
+    gold_records: ClassVar = staticmethod(gold_records)
+
+    async def outcome(self, question: Question, /) -> Outcome:
+        if self.teacher:
+            return await self._planned(question, self.teacher)
+        if not question.decomposition:  # without annotations, which differs from a question with the empty plan
+            return gold_outcome(question, [])
+        passages = await retrieved(self.retriever, question, self.recipe.passages)
+        made = gold_outcome(question, gold_records(question, passages, instructions=self.recipe.instructions))
+        if made.records:
+            made.counts[f"depth {planrag.depth(plan_from_gold(question))}"] = 1
+        return made
+
+    async def _planned(self, question: Question, teacher: Kit) -> Outcome:
+        task, fields = planrag.PLAN, planrag.plan_fields(question.question)
+        run = Run(PlanRAG(teacher, max_tokens=self.recipe.max_tokens), question)
+        prompt = run.prompt(task.name, task.body(fields), task.lead)
+        completion = await run.complete(task.name, prompt, task.sampling())
+        counts = Counter(cost(run.calls))
+        try:
+            written = planrag.read_drafts(completion.whole)
+            plan = planrag.repair(written, question.question)
+        except PlanError as error:
+            return Outcome([], counts, [Rejected(id=question.id, reason=error.reason, text=completion.text)])
+        drafts = planrag.drafts(plan)
+        counts[f"depth {planrag.depth(plan)}"] += 1
+        as_written = [
+            Draft(
+                id=draft.id.strip(), question=one_line(draft.question), parents=[id.strip() for id in draft.parents]
+            )
+            for draft in written
+        ]
+        counts["mended"] += drafts != as_written
+        if question.decomposition:
+            with suppress(PlanError):
+                counts["edits from gold"] += edit_distance(plan, plan_from_gold(question))
+                counts["compared with gold"] += 1
+        instructions = self.recipe.instructions
+        record = task_record(task, fields, drafts, id=question.id, source="teacher", instructions=instructions)
+        return Outcome([record], counts)

@@ -10,10 +10,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
-from typing import TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import ClassVar, TypeVar
+
+from pydantic import FilePath
 
 from rag_train.data_synth.inputs import read_files
+from rag_train.data_synth.method import method
 from rag_train.data_synth.modules.examples import (
     Examples,
     flaw,
@@ -23,16 +26,15 @@ from rag_train.data_synth.modules.examples import (
     says,
     written_out,
 )
-from rag_train.data_synth.modules.factory import Factory
-from rag_train.data_synth.modules.recipes import HANRAGRecipe
+from rag_train.data_synth.modules.method import ModuleMethod, TeacherRecipe
 from rag_train.errors import UserError
 from rag_train.formats import hanrag
 from rag_train.formats.hanrag import Decomposition, Route
 from rag_train.jobs.items import Outcome, Rejected, cost
 from rag_train.questions.load import StoredQuestions
-from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.recipe import Count
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord
-from rag_train.strategies.base import Kit, Run, together
+from rag_train.strategies.base import Run, together
 from rag_train.strategies.hanrag import HANRAG
 
 T = TypeVar("T")
@@ -40,6 +42,40 @@ ROUTED, JUDGED = "routed", "judged"
 """Metadata keys of a question: the positions (keys of `routes`) of its router examples in the sample, and the
 numbers of its hops with relevance examples."""
 REVELATOR = {task.name for task in (hanrag.ROUTE, hanrag.DECOMPOSE, hanrag.REFINE, hanrag.RELEVANT, hanrag.ENDING)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouteSizes:
+    """Maximum number of router examples of each class (the paper's, section 4.2); null: no limit."""
+
+    straightforward: Count | None = 9741
+    """Questions answered from memory."""
+    single_step: Count | None = 50_000
+    """Questions that need one retrieval."""
+    compound: Count | None = 50_000
+    """Questions that need several independent retrievals."""
+    complex: Count | None = 50_000
+    """Questions that need several retrievals, one after the other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HANRAGRecipe(TeacherRecipe):
+    """The Revelator's training data (section 4.2, appendix B); a teacher, if given, judges relevance."""
+
+    straightforward: list[FilePath] = field(default_factory=list)
+    """Files of questions that need no retrieval, such as CommonsenseQA."""
+    single_step: list[FilePath] = field(default_factory=list)
+    """Files of questions that need one retrieval, such as Natural Questions."""
+    compound: list[FilePath] = field(default_factory=list)
+    """Files of compound questions, as `rag-train synth compound` writes them."""
+    routed: list[FilePath] = field(default_factory=list)
+    """Those of `questions` whose questions and hops feed the router, besides the other files; empty: all. The
+    paper's are MuSiQue's."""
+    routes: RouteSizes = field(default_factory=RouteSizes)
+    """Size of each of the router's classes, drawn at random."""
+    relevance: Count | None = 50_000
+    """Maximum number of hops with relevance examples (two passages each), drawn at random before a teacher judges
+    them; null: all. The paper does not state its number."""
 
 
 def routes(question: Question) -> dict[str, Route]:
@@ -158,48 +194,54 @@ def _drawn(pool: Sequence[T], size: int | None, seed: str) -> list[T]:
     return random.Random(seed).sample(pool, len(pool) if size is None else min(size, len(pool)))
 
 
-async def outcome(
-    question: Question, recipe: HANRAGRecipe, retriever: AsyncRetriever, teacher: Kit | None
-) -> Outcome:
-    """Make the question's examples; a straightforward question gives examples of the router only.
+@method("hanrag")
+class HANRAGData(ModuleMethod[HANRAGRecipe]):
+    """HANRAG: examples of its modules, from gold annotations or by a teacher.
 
-    A teacher writes out hops in shorthand (see `written_out`).
-    If a teacher judges relevance, the counts say on how many passages it agrees with the annotations. Verdicts that
-    were cut, or are neither true nor false, are rejected.
+    A straightforward question gives examples of the router only. A teacher writes out hops in shorthand and judges
+    relevance; the counts say on how many passages it agrees with the annotations. Verdicts that were cut, or are
+    neither true nor false, are rejected.
     """
-    run = Run(HANRAG(teacher, max_tokens=recipe.max_tokens), question) if teacher else None
-    if run:
-        question = await written_out(question, run)
-    passages_by_query = await retrieved(retriever, question, recipe.passages)
-    judged: dict[int, list[str | None] | None] = dict.fromkeys(question.metadata[JUDGED])
-    counts: Counter[str] = Counter()
-    rejected: list[Rejected] = []
-    if run:
-        for hop in () if flaw(question) else judged:
-            step = question.decomposition[hop]
-            chosen = to_judge(step, passages_by_query[step.subquery])
-            fields = [hanrag.relevance_fields(step.subquery, passage) for passage in chosen]
-            asks = await together(run.perform(hanrag.RELEVANT, inputs) for inputs in fields)
-            judged[hop] = [ask.answer for ask in asks]
-            for passage, ask in zip(chosen, asks, strict=True):
-                counts["judged"] += ask.answer is not None
-                counts["judged as annotated"] += ask.answer == ("true" if says([passage], step.short) else "false")
-                if ask.answer is None:
-                    reason = ask.flaw("neither true nor false")
-                    rejected.append(Rejected(id=f"{question.id}/{passage.id}", reason=reason))
-        counts.update(cost(run.calls))
-    tasks = {hanrag.ROUTE.name} if _straightforward(question) else REVELATOR
-    records = gold_records(
-        question,
-        passages_by_query,
-        instructions=recipe.instructions,
-        routed=question.metadata[ROUTED],
-        judged=judged,
-    )
-    made = gold_outcome(question, [record for record in records if record.task in tasks])
-    return Outcome(made.records, made.counts | counts, [*made.rejected, *rejected])
 
+    recipe_type: ClassVar = HANRAGRecipe
+    starts: ClassVar = ("gold", "hanrag_teacher")
+    gold_records: ClassVar = staticmethod(gold_records)
 
-FACTORY = Factory(
-    method="hanrag", recipe=HANRAGRecipe, gold_records=gold_records, outcome=outcome, questions=routed_questions
-)
+    @classmethod
+    def questions(cls, recipe: HANRAGRecipe) -> list[Question]:
+        return routed_questions(recipe)
+
+    async def outcome(self, question: Question, /) -> Outcome:
+        recipe, run = self.recipe, None
+        if self.teacher:
+            run = Run(HANRAG(self.teacher, max_tokens=recipe.max_tokens), question)
+            question = await written_out(question, run)
+        passages_by_query = await retrieved(self.retriever, question, recipe.passages)
+        judged: dict[int, list[str | None] | None] = dict.fromkeys(question.metadata[JUDGED])
+        counts: Counter[str] = Counter()
+        rejected: list[Rejected] = []
+        if run:
+            for hop in () if flaw(question) else judged:
+                step = question.decomposition[hop]
+                chosen = to_judge(step, passages_by_query[step.subquery])
+                fields = [hanrag.relevance_fields(step.subquery, passage) for passage in chosen]
+                asks = await together(run.perform(hanrag.RELEVANT, inputs) for inputs in fields)
+                judged[hop] = [ask.answer for ask in asks]
+                for passage, ask in zip(chosen, asks, strict=True):
+                    annotated = "true" if says([passage], step.short) else "false"
+                    counts["judged"] += ask.answer is not None
+                    counts["judged as annotated"] += ask.answer == annotated
+                    if ask.answer is None:
+                        reason = ask.flaw("neither true nor false")
+                        rejected.append(Rejected(id=f"{question.id}/{passage.id}", reason=reason))
+            counts.update(cost(run.calls))
+        tasks = {hanrag.ROUTE.name} if _straightforward(question) else REVELATOR
+        records = gold_records(
+            question,
+            passages_by_query,
+            instructions=recipe.instructions,
+            routed=question.metadata[ROUTED],
+            judged=judged,
+        )
+        made = gold_outcome(question, [record for record in records if record.task in tasks])
+        return Outcome(made.records, made.counts | counts, [*made.rejected, *rejected])

@@ -6,8 +6,10 @@ The paper trains no model, but small models cannot run the actions untrained.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
-from rag_train.data_synth.modules.dualrag import rounds
+from rag_train.data_synth.method import method
+from rag_train.data_synth.methods.dualrag import rounds
 from rag_train.data_synth.modules.examples import (
     Examples,
     found_or_known,
@@ -16,14 +18,11 @@ from rag_train.data_synth.modules.examples import (
     says,
     subjects_known,
 )
-from rag_train.data_synth.modules.factory import Factory
-from rag_train.data_synth.modules.recipes import GoldRecipe
+from rag_train.data_synth.modules.method import GoldRecipe, ModuleMethod
 from rag_train.formats import levelrag
 from rag_train.jobs.items import Outcome
 from rag_train.questions.hops import fold, mentions
-from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord
-from rag_train.strategies.base import Kit
 
 
 def gold_records(
@@ -79,13 +78,17 @@ def _keyword(step: GoldStep) -> str:
     return max(words, key=len, default=step.entity)
 
 
-async def outcome(
-    question: Question, recipe: GoldRecipe, retriever: AsyncRetriever, teacher: Kit | None
-) -> Outcome:
-    """Make the question's examples from its annotations; LevelRAG has no teacher."""
-    passages_by_query = await retrieved(retriever, question, recipe.passages)
-    records = gold_records(question, passages_by_query, instructions=recipe.instructions)
-    return gold_outcome(question, records, "not usable" if subjects_known(question) else "hop without a subject")
+@method("levelrag")
+class LevelRAGData(ModuleMethod[GoldRecipe]):
+    """LevelRAG: examples of its modules, from gold annotations."""
 
+    recipe_type: ClassVar = GoldRecipe
+    starts: ClassVar = ("gold",)
+    gold_records: ClassVar = staticmethod(gold_records)
 
-FACTORY = Factory(method="levelrag", recipe=GoldRecipe, gold_records=gold_records, outcome=outcome)
+    async def outcome(self, question: Question, /) -> Outcome:
+        passages_by_query = await retrieved(self.retriever, question, self.recipe.passages)
+        records = gold_records(question, passages_by_query, instructions=self.recipe.instructions)
+        return gold_outcome(
+            question, records, "not usable" if subjects_known(question) else "hop without a subject"
+        )

@@ -11,34 +11,65 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+
+from pydantic import Field
 
 from rag_train.answers import exact_match, normalize, rules_of
 from rag_train.data_synth.knowable import FIXED, names
+from rag_train.data_synth.method import method
+from rag_train.data_synth.methods.planrag import plan_from_gold
 from rag_train.data_synth.modules.examples import Examples, gold_outcome, retrieved, subjects_known, task_record
-from rag_train.data_synth.modules.factory import Factory
-from rag_train.data_synth.modules.planrag import plan_from_gold
-from rag_train.data_synth.modules.recipes import Capability, DualRAGRecipe
+from rag_train.data_synth.modules.method import ModuleMethod, TeacherRecipe
 from rag_train.formats import dualrag, planrag
 from rag_train.formats.deeprag import one_line
 from rag_train.formats.dualrag import Entity, Reasoning
 from rag_train.formats.planrag import PlanError
 from rag_train.formats.tasks import Fields
-from rag_train.jobs.items import Outcome, Rejected, cost
+from rag_train.jobs.items import Outcome, Rejected, Summary, cost
 from rag_train.judge import JudgeInput, verdict
 from rag_train.llm.memo import CallLog
+from rag_train.progress import console
 from rag_train.questions.hops import fold, mentions, plain
-from rag_train.retrieval.batching import AsyncRetriever
+from rag_train.recipe import Count
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord, Trajectory
 from rag_train.strategies.base import Ask, Kit, Run, interleave
 from rag_train.strategies.dualrag import DualRAG
-from rag_train.strategies.kit import RoleConfig, parse_roles
+from rag_train.strategies.kit import KitConfig, parse_roles
 from rag_train.table import Table
 
 if TYPE_CHECKING:
     from rag_train.retrieval.rerank import Reranker  # needs an optional dependency
+
+Capability = Literal["reasoner", "entities", "summaries"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DualRAGRecipe(TeacherRecipe):
+    """DualRAG's training data (section 3.2), from gold annotations or a teacher's correct trajectories."""
+
+    capabilities: list[Capability] = field(default_factory=lambda: ["reasoner", "entities", "summaries"])
+    """Capabilities to write examples of."""
+    max_iterations: Count = 5
+    """Maximum number of retrieval rounds in a trajectory."""
+    judge: bool = False
+    """Also accept an answer that matches no accepted one if the judge finds it correct (appendix D): the teacher,
+    unless `roles` names another model."""
+    roles: list[str] = field(default_factory=list)
+    """Models other than the teacher for the roles reasoner, identifier, summarizer and judge, each as --role of
+    `rag-train eval` takes it, such as judge=gpt-4o,kind=chat,urls=https://api.openai.com,key=OPENAI_API_KEY."""
+    reranker: str | None = None
+    """Cross-encoder that reranks the passages of each entity for the teacher: a directory, a Hub name, or the
+    address of a vLLM server; null: no reranking."""
+    candidates: Count = 50
+    """Number of passages retrieved for each query if they are reranked; `passages` of them are kept."""
+    linker: str | None = None
+    """Cross-encoder that links entities; null: link entities whose normalised names are equal."""
+    similarity: Annotated[float, Field(ge=0, le=1)] = 0.9
+    """Lowest cross-encoder score at which two entities are linked."""
+
 
 TASKS: dict[str, Capability] = {
     dualrag.REASON.name: "reasoner",
@@ -178,18 +209,6 @@ def evidence(step: GoldStep, passages: Sequence[Passage]) -> str:
     return next((s for s in saying if mentions(s, step.entity)), saying[0] if saying else "")
 
 
-async def outcome(
-    question: Question, recipe: DualRAGRecipe, retriever: AsyncRetriever, teacher: Kit | None
-) -> Outcome:
-    """Make the question's examples of the recipe's capabilities."""
-    if teacher:
-        return await _teacher_outcome(question, recipe, teacher)
-    passages_by_query = await retrieved(retriever, question, recipe.passages, entities=True)
-    records = gold_records(question, passages_by_query, instructions=recipe.instructions)
-    chosen = [record for record in records if TASKS[record.task] in recipe.capabilities]
-    return gold_outcome(question, chosen, "not usable" if subjects_known(question) else "hop without a subject")
-
-
 @dataclass(frozen=True)
 class ProcessedDualRAG(DualRAG):
     """DualRAG with its answers post-processed as they come, so that later prompts have the names and summaries that
@@ -210,60 +229,6 @@ class ProcessedDualRAG(DualRAG):
     async def _summarize(self, run: Run, fields: Fields) -> str | None:
         summary = await super()._summarize(run, fields)
         return summary and repaired_summary(summary, fields, run.question)
-
-
-async def _teacher_outcome(question: Question, recipe: DualRAGRecipe, teacher: Kit) -> Outcome:
-    """Answer the question with the teacher; if the answer is correct, post-process what its modules wrote."""
-    linker = Linker(recipe.linker, recipe.similarity)
-    strategy = ProcessedDualRAG(
-        teacher,
-        name="dualrag",
-        max_iterations=recipe.max_iterations,
-        candidates=recipe.candidates,
-        max_tokens=recipe.max_tokens,
-        linker=linker,
-    )
-    run = Run(strategy, question)
-    trajectory = await run.answer()
-    correct = exact_match(trajectory.answer, question.answers, rules_of(question))
-    judged = False
-    if recipe.judge and trajectory.answer and not correct:
-        judge_input = JudgeInput(question=question.question, answers=question.answers, prediction=trajectory.answer)
-        judge = teacher.models.get(JUDGE, teacher.llm)
-        judged = bool(await verdict(CallLog(judge, trajectory.calls), judge, judge_input))
-    counts = Counter(cost(trajectory.calls))
-    if not correct and not judged:
-        reason = "cut" if trajectory.answer is None and trajectory.cut else "wrong answer"
-        wrong = Rejected(id=question.id, reason=reason, text=trajectory.answer or "")
-        return Outcome([], counts, [wrong])
-    counts["right" if correct else "right by the judge"] += 1
-    records: list[SFTRecord] = []
-    rejected: list[Rejected] = []
-    for place, ask in enumerate(run.asks):
-        if ask is None or TASKS[ask.task.name] not in recipe.capabilities:
-            continue
-        id, answer = f"{question.id}/{place}", _stripped(ask.answer)
-        if not answer:
-            rejected.append(Rejected(id=f"{id}/{ask.task.name}", reason=ask.flaw("did not parse, or empty")))
-            continue
-        if ask.task is dualrag.IDENTIFY:
-            answer, links = await linker.link(answer, _known(ask, trajectory))
-            for entity in links:
-                if linker.model:
-                    counts[f"similarity {entity.score:.1f}"] += 1
-                if entity.linked:
-                    text = f"{entity.name} = {entity.nearest} ({entity.score:.3f})"
-                    rejected.append(Rejected(id=f"{id}/{ask.task.name}", reason="entity linked", text=text))
-        elif ask.task is dualrag.SUMMARIZE:
-            answer = repaired_summary(answer, ask.fields, question)
-            if answer is None:
-                rejected.append(Rejected(id=f"{id}/{ask.task.name}", reason="made up", text=ask.answer))
-                continue
-        counts[f"{TASKS[ask.task.name]} {'raw' if answer == _stripped(ask.answer) else 'processed'}"] += 1
-        records.append(
-            task_record(ask.task, ask.fields, answer, id=id, source="teacher", instructions=recipe.instructions)
-        )
-    return Outcome(records, counts, rejected)
 
 
 def _stripped(answer: Any) -> Any:
@@ -432,23 +397,94 @@ def table(counts: Mapping[str, int]) -> Table:
     return Table("Training examples", "DualRAG, Table 1", ["Capability", "Raw", "Processed", "Count"], cells)
 
 
-def _reranker(recipe: DualRAGRecipe) -> Reranker | None:
-    """Load the recipe's cross-encoders before the first question; return the one that reranks passages."""
-    if recipe.linker:
-        _cross_encoder(recipe.linker)
-    return _cross_encoder(recipe.reranker) if recipe.reranker else None
+@method("dualrag")
+class DualRAGData(ModuleMethod[DualRAGRecipe]):
+    """DualRAG: examples of its modules, from gold annotations or by a teacher.
+
+    A teacher's trajectories are kept if their answer is correct. Their entities are linked and deduplicated,
+    summaries that lack a fact of the gold passages are repaired, and summaries with invented facts are dropped.
+    """
+
+    recipe_type: ClassVar = DualRAGRecipe
+    starts: ClassVar = ("gold", "dualrag_teacher")
+    gold_records: ClassVar = staticmethod(gold_records)
+
+    @classmethod
+    def kit(cls, recipe: DualRAGRecipe) -> KitConfig | None:
+        if config := super().kit(recipe):
+            if recipe.linker:
+                _cross_encoder(recipe.linker)  # loaded before the first question
+            roles = parse_roles("roles:", recipe.roles, (*DualRAG.roles, JUDGE), recipe.engine)
+            return replace(config, roles=roles, reranker=recipe.reranker)
+        return None
+
+    async def outcome(self, question: Question, /) -> Outcome:
+        if self.teacher:
+            return await self._taught(question, self.teacher)
+        passages_by_query = await retrieved(self.retriever, question, self.recipe.passages, entities=True)
+        records = gold_records(question, passages_by_query, instructions=self.recipe.instructions)
+        chosen = [record for record in records if TASKS[record.task] in self.recipe.capabilities]
+        return gold_outcome(question, chosen, "not usable" if subjects_known(question) else "hop without a subject")
+
+    async def _taught(self, question: Question, teacher: Kit) -> Outcome:
+        """Answer the question with the teacher; if the answer is correct, post-process what its modules wrote."""
+        recipe = self.recipe
+        linker = Linker(recipe.linker, recipe.similarity)
+        strategy = ProcessedDualRAG(
+            teacher,
+            name="dualrag",
+            max_iterations=recipe.max_iterations,
+            candidates=recipe.candidates,
+            max_tokens=recipe.max_tokens,
+            linker=linker,
+        )
+        run = Run(strategy, question)
+        trajectory = await run.answer()
+        correct = exact_match(trajectory.answer, question.answers, rules_of(question))
+        judged = recipe.judge and not correct and await _judged(question, trajectory, teacher)
+        counts = Counter(cost(trajectory.calls))
+        if not correct and not judged:
+            reason = "cut" if trajectory.answer is None and trajectory.cut else "wrong answer"
+            return Outcome([], counts, [Rejected(id=question.id, reason=reason, text=trajectory.answer or "")])
+        counts["right" if correct else "right by the judge"] += 1
+        records: list[SFTRecord] = []
+        rejected: list[Rejected] = []
+        for place, ask in enumerate(run.asks):
+            if ask is None or TASKS[ask.task.name] not in recipe.capabilities:
+                continue
+            id, answer = f"{question.id}/{place}", _stripped(ask.answer)
+            reject = partial(Rejected, id=f"{id}/{ask.task.name}")
+            if not answer:
+                rejected.append(reject(reason=ask.flaw("did not parse, or empty")))
+                continue
+            if ask.task is dualrag.IDENTIFY:
+                answer, links = await linker.link(answer, _known(ask, trajectory))
+                for entity in links:
+                    if linker.model:
+                        counts[f"similarity {entity.score:.1f}"] += 1
+                    if entity.linked:
+                        text = f"{entity.name} = {entity.nearest} ({entity.score:.3f})"
+                        rejected.append(reject(reason="entity linked", text=text))
+            elif ask.task is dualrag.SUMMARIZE:
+                answer = repaired_summary(answer, ask.fields, question)
+                if answer is None:
+                    rejected.append(reject(reason="made up", text=ask.answer))
+                    continue
+            counts[f"{TASKS[ask.task.name]} {'raw' if answer == _stripped(ask.answer) else 'processed'}"] += 1
+            instructions = recipe.instructions
+            record = task_record(ask.task, ask.fields, answer, id=id, source="teacher", instructions=instructions)
+            records.append(record)
+        return Outcome(records, counts, rejected)
+
+    def finish(self, summary: Summary) -> None:
+        if self.teacher:
+            console.print(table(summary.counts))
 
 
-def _roles(recipe: DualRAGRecipe) -> dict[str, RoleConfig]:
-    return parse_roles("roles:", recipe.roles, (*DualRAG.roles, JUDGE), recipe.engine)
-
-
-FACTORY = Factory(
-    method="dualrag",
-    recipe=DualRAGRecipe,
-    gold_records=gold_records,
-    outcome=outcome,
-    reranker=_reranker,
-    roles=_roles,
-    table=table,
-)
+async def _judged(question: Question, trajectory: Trajectory, teacher: Kit) -> bool:
+    """Whether the judge finds the trajectory's answer correct."""
+    if not trajectory.answer:
+        return False
+    given = JudgeInput(question=question.question, answers=question.answers, prediction=trajectory.answer)
+    judge = teacher.models.get(JUDGE, teacher.llm)
+    return bool(await verdict(CallLog(judge, trajectory.calls), judge, given))
