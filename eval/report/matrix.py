@@ -150,4 +150,4 @@ def _write(path: Path, parts: Iterable[str]) -> None:
         with new_file(path) as file:
             file.writelines(parts)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; choose a writable path in an existing folder") from error
+        raise UserError(f"{path}: {error.strerror}; choose a writable path") from error
