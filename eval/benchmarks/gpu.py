@@ -155,8 +155,9 @@ def measure(recipe: TrainRecipe) -> dict[str, float | None]:
     """
     import torch
 
+    from rag_train.training.build import build_trainer
+    from rag_train.training.load import load_data, prepare_libraries
     from rag_train.training.plan import plan
-    from rag_train.training.run import build_trainer, load_data, prepare_libraries
 
     prepare_libraries()
     tokenizer, rows, report = load_data(recipe)

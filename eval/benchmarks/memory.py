@@ -96,9 +96,9 @@ def main() -> None:
 def compared(model: Path, keys: Mapping[str, Any], data: Mapping[str, Path], folder: Path) -> dict[str, float]:
     """Return the estimate and the measured peak of a training of ``model``, in bytes."""
     from rag_train.recipe import save_recipe
+    from rag_train.training.load import load_data
     from rag_train.training.memory import RUNTIME
     from rag_train.training.plan import plan
-    from rag_train.training.run import load_data
 
     stage = keys.get("stage", "sft")
     defaults: dict[str, Any] = {"stage": stage, "precision": "fp32", "batch_size": 4, "lr": 1e-4, "epochs": 1}

@@ -220,7 +220,7 @@ def measure(examples: TrainingSet, contestant: str, folder: Path) -> dict[str, f
 
     from rag_train.llm.checkpoint import load_tokenizer
     from rag_train.training.data import dpo_rows, sft_rows
-    from rag_train.training.run import prepare_libraries
+    from rag_train.training.load import prepare_libraries
     from rag_train.training.tree import lay_out
 
     prepare_libraries()
@@ -277,7 +277,7 @@ def batches(examples: int, tokens: int, row: int | None) -> dict[str, int]:
 
 def trainer_of(contestant: str, recipe: Any, rows: Any, tokenizer: Any, folder: Path) -> Any:
     """Return this package's trainer for the recipe, or TRL's trainer with packing; it saves nothing."""
-    from rag_train.training.run import build_trainer
+    from rag_train.training.build import build_trainer
 
     if contestant not in (PACKED, SHORT):
         trainer = build_trainer(recipe, rows, tokenizer, folder)

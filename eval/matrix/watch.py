@@ -17,8 +17,8 @@ from rag_train.eval.matrix.cell import EVALUATIONS, Cell
 from rag_train.jobs.files import placed, to_json, write_text
 from rag_train.progress import console
 from rag_train.training.checkpoints import newest_complete
+from rag_train.training.fit import WANDB_ID
 from rag_train.training.result import RESULT
-from rag_train.training.tracking import WANDB_ID
 
 BEST = "best"
 BEST_JSON = "best.json"

@@ -34,9 +34,9 @@ def newest_to_continue(checkpoints: Path) -> Path | None:
     return max((each for each in complete if any(each.glob(RANDOM))), key=step_of, default=None)
 
 
-def step_of(checkpoint: Path) -> int:
-    """Return the optimizer step at which a checkpoint was written."""
-    return int(checkpoint.name.rpartition("-")[2])
+def step_of(checkpoint: Path | None) -> int:
+    """Return the optimizer step at which a checkpoint was written; 0 without one."""
+    return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
 
 
 def remove_unused(checkpoints: Path, start: Path | None) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,28 +11,6 @@ from transformers import TrainerCallback
 from rag_train.errors import UserError
 from rag_train.training.failures import FiniteLossTrainer
 from rag_train.training.recipe import TrainRecipe
-
-
-def require_disjoint(data: Path, eval_data: Path) -> None:
-    """Raise UserError if a question is in both files, by its id or by its prompt."""
-    held_out = list(_questions(eval_data))  # the smaller file; the other one is read as a stream
-    asked = {key for keys in held_out for key in keys}
-    known = {key for keys in _questions(data) for key in keys if key in asked}
-    shared = [keys[0][1] for keys in held_out if known.intersection(keys)]
-    if shared:
-        raise UserError(
-            f"eval_data {eval_data}: {len(shared)} of its examples ask questions that are in data {data} too, the "
-            f"first with id {shared[0]!r}; remove these questions from one of the two files"
-        )
-
-
-def _questions(path: Path) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
-    """Yield the id and the prompt of each record's question. Ids of records go on after the question's id and "/",
-    prompts of pairs with the transcript so far."""
-    with path.open(encoding="utf-8", newline="\n") as lines:
-        for record in map(json.loads, lines):
-            prompt = record["prompt"][: record.get("history_start")]
-            yield ("id", record["id"].partition("/")[0]), ("prompt", prompt)
 
 
 def validation_arguments(recipe: TrainRecipe) -> dict[str, Any]:

@@ -16,15 +16,15 @@ KILLED = 6
 KILL = f"""
 import sys
 from rag_train.train import main
-from rag_train.training import run
+from rag_train.training import build
 from support.training import KillAt
 
-build = run.build_trainer
+build_trainer = build.build_trainer
 def build_and_kill(*arguments):
-    trainer = build(*arguments)
+    trainer = build_trainer(*arguments)
     trainer.add_callback(KillAt({KILLED}))
     return trainer
-run.build_trainer = build_and_kill
+build.build_trainer = build_and_kill
 sys.exit(main())
 """
 

@@ -18,9 +18,10 @@ from transformers import (
 
 from rag_train.formats import deeprag
 from rag_train.schema import Decision, Passage, PreferencePair, SFTRecord, Step
-from rag_train.training import run
+from rag_train.training import build
 from rag_train.training.masking import IGNORE
 from rag_train.training.recipe import TrainRecipe
+from rag_train.training.run import train
 
 QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -136,13 +137,13 @@ class KillAt(TrainerCallback):
 def kill_at(monkeypatch: pytest.MonkeyPatch, recipe: TrainRecipe, step: int) -> None:
     """Train until ``step`` and stop as a killed process does, so that nothing is written after it."""
     with monkeypatch.context() as patch:
-        build = run.build_trainer
+        build_trainer = build.build_trainer
 
         def build_and_kill(*arguments):
-            trainer = build(*arguments)
+            trainer = build_trainer(*arguments)
             trainer.add_callback(KillAt(step))
             return trainer
 
-        patch.setattr(run, "build_trainer", build_and_kill)
+        patch.setattr(build, "build_trainer", build_and_kill)
         with pytest.raises(Killed):
-            run.train(recipe)
+            train(recipe)

@@ -19,7 +19,7 @@ from rag_train.jobs.items import WHOLE, OpenItems, Outcome, Rejected, Shard, run
 from rag_train.schema import Question
 from rag_train.sweeps.file import Metric, SweepFile
 from rag_train.sweeps.study import Trial
-from rag_train.training.tracking import MetricsFile
+from rag_train.training.fit import MetricsFile
 
 ASKED = [Question(id=str(i), question=f"question {i}", answers=[f"answer {i}"]) for i in range(6)]
 

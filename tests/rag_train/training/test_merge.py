@@ -24,10 +24,11 @@ from rag_train.llm.base import Completion, Sampling
 from rag_train.llm.checkpoint import base_of, check_adapter, load_tokenizer
 from rag_train.llm.engines import EngineConfig, open_engine
 from rag_train.training.card import write_card, write_merged_card
+from rag_train.training.load import load_data
 from rag_train.training.merge import merge
 from rag_train.training.recipe import DPORecipe, LoraRecipe
 from rag_train.training.result import TrainResult
-from rag_train.training.run import load_data, train
+from rag_train.training.run import train
 from rag_train.worlds.mini.pretrain import PretrainConfig, build_model
 
 

@@ -41,10 +41,12 @@ from rag_train.errors import UserError
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.recipe import save_recipe
 from rag_train.training import sft
+from rag_train.training.build import build_trainer
+from rag_train.training.load import load_data
 from rag_train.training.masking import IGNORE
 from rag_train.training.packing import pack
 from rag_train.training.recipe import LoraRecipe, SFTRecipe
-from rag_train.training.run import build_trainer, load_data, train
+from rag_train.training.run import train
 from rag_train.training.sft import packed_rows
 from rag_train.training.tree import (
     SLICE,

@@ -231,7 +231,7 @@ def test_trains_adapters_on_four_bit_weights(work: Path, tmp_path: Path):
     ],
 )
 def test_rejects_settings_that_do_not_fit_together(work: Path, tmp_path: Path, keys, message, monkeypatch):
-    monkeypatch.setattr("rag_train.training.run.find_spec", lambda name: None)
+    monkeypatch.setattr("rag_train.training.load.find_spec", lambda name: None)
     sections = {"sft": SFTRecipe, "dpo": DPORecipe}
     keys = {key: sections[key](**value) if key in sections else value for key, value in keys.items()}
     with pytest.raises(UserError, match=message):

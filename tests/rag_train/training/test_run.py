@@ -354,7 +354,7 @@ def test_infinite_loss_stops_run(work: Path, tmp_path: Path):
 def test_rejects_wrong_settings(
     work: Path, tmp_path: Path, changes: dict, message: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("rag_train.training.run.find_spec", lambda name: None)
+    monkeypatch.setattr("rag_train.training.load.find_spec", lambda name: None)
     with pytest.raises(UserError, match=message):
         train(replace(recipe_in(work, tmp_path / "out"), **changes))
 

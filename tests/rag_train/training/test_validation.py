@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM
 from rag_train.errors import UserError
 from rag_train.schema import PreferencePair, Segment, SFTRecord
 from rag_train.training.data import dpo_rows, sft_rows
+from rag_train.training.load import require_disjoint
 from rag_train.training.masking import IGNORE
 from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
 from rag_train.training.run import train
 from rag_train.training.tree_dpo import preference_loss
-from rag_train.training.validation import require_disjoint
 
 LAYOUTS = {
     "sft": {"stage": "sft"},

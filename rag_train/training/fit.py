@@ -1,10 +1,10 @@
-"""Metrics of a run: the progress bar, ``metrics.jsonl``, and Weights & Biases or TensorBoard if the recipe names
-one."""
+"""The steps of a run, and its metrics: the progress bar, ``metrics.jsonl``, and Weights & Biases or TensorBoard."""
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,10 +17,22 @@ from transformers.integrations import TensorBoardCallback, WandbCallback
 from rag_train.errors import UserError
 from rag_train.jobs.files import placed, write_text
 from rag_train.progress import progress
+from rag_train.training.checkpoints import MarkComplete, step_of
 from rag_train.training.recipe import TrainRecipe
 from rag_train.training.result import METRICS
+from rag_train.training.validation import Validation
 
 WANDB_ID = "wandb_run_id"
+
+
+def fit(trainer: Trainer, recipe: TrainRecipe, identity: dict[str, Any], checkpoint: Path | None) -> float:
+    """Train from the beginning or from ``checkpoint``, and return the seconds that it took."""
+    trainer.add_callback(MarkComplete())
+    trainer.add_callback(Validation(recipe))
+    start = time.perf_counter()
+    with tracked(trainer, recipe, identity, step_of(checkpoint)):
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    return time.perf_counter() - start
 
 
 @contextmanager
