@@ -72,8 +72,12 @@ class Plan:
     @property
     def steps(self) -> int:
         """Optimizer steps of the run, as transformers counts them."""
+        return self.recipe.steps or math.ceil(self._steps_per_epoch * (self.recipe.epochs or 0))
+
+    @property
+    def _steps_per_epoch(self) -> int:
         each = math.ceil(self.epoch.passes / self.sharding.processes)
-        return math.ceil(math.ceil(each / self.recipe.gradient_accumulation) * self.recipe.epochs)
+        return math.ceil(each / self.recipe.gradient_accumulation)
 
     @property
     def checkpoint(self) -> float:
@@ -109,7 +113,8 @@ class Plan:
         forward = 2.0 * (weights * self.epoch.tokens + head * self.epoch.predicted)
         adapters = 6.0 * self.model.trained(recipe.lora) * self.epoch.tokens if recipe.lora else 0.0
         passes = (2 if recipe.lora else 3) + int(recipe.gradient_checkpointing)
-        return recipe.epochs * (passes * forward + adapters) + (forward if recipe.stage == "dpo" else 0.0)
+        epochs = recipe.epochs or self.steps / self._steps_per_epoch
+        return epochs * (passes * forward + adapters) + (forward if recipe.stage == "dpo" else 0.0)
 
     @property
     def seconds(self) -> float | None:

@@ -25,8 +25,8 @@ class LoraRecipe:
 
     r: Count = 16
     """Rank of the adapters."""
-    alpha: Count = 32
-    """The output of the adapters is scaled by alpha / r."""
+    alpha: Count | None = None
+    """The output of the adapters is scaled by alpha / r. null: twice r, so that ranks are compared at one scale."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout before the adapters; stage dpo trains without dropout."""
     target_modules: list[str] = field(
@@ -38,6 +38,9 @@ class LoraRecipe:
     does; if that format is too coarse for what was learned, the adapters are kept and the run ends with an error.
     false: save the adapters, whose directory every command takes as a model."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alpha", self.alpha or 2 * self.r)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SFTRecipe:
@@ -47,6 +50,9 @@ class SFTRecipe:
     """Pack examples into rows of up to this many tokens, one row per forward pass (batch_size stays 1): no padding,
     and prefixes that examples share are computed once. The loss is the same. null: padded batches of batch_size
     examples."""
+    weight: Literal["example", "token"] = "token"
+    """What has the same weight in the loss of an optimizer step. example: each example, whatever its length, as in
+    batches of one example (DeepRAG's release). token: each trained token, so that long examples weigh more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +159,8 @@ class RLRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRecipe:
-    """Settings of a training run. ``lr`` and ``epochs`` have no default, because the stages differ by a factor of
-    20 and of 8."""
+    """Settings of a training run. ``lr`` and its length have no default, because stages differ by a factor of 20
+    and of 8."""
 
     stage: Literal["sft", "dpo", "rl"]
     """sft: imitation learning (DeepRAG, section 3.3). dpo: chain of calibration (section 3.4). rl: reinforcement
@@ -184,8 +190,10 @@ class TrainRecipe:
     finished."""
     lr: Positive
     """Peak learning rate (the authors use 1e-5 for sft, 5e-7 for dpo; 1e-6 is usual for rl)."""
-    epochs: Positive
-    """Passes over the data (the authors use 1 for sft, 8 for dpo)."""
+    epochs: Positive | None = None
+    """Passes over the data (the authors use 1 for sft, 8 for dpo). Give either epochs or steps."""
+    steps: Count | None = None
+    """Optimizer steps, in place of epochs: the data are passed over until they are made."""
     model_preset: str | None = None
     """Popular model, such as qwen2.5-7b or, with adapters, qwen2.5-7b-lora. Stands for the model and for batch and
     memory keys that the recipe leaves out, by the number of GPUs."""
@@ -254,6 +262,9 @@ class TrainRecipe:
             self._check_rl()
         elif getattr(self, self.stage) is None:
             object.__setattr__(self, self.stage, SFTRecipe() if self.stage == "sft" else DPORecipe())
+        if (self.epochs is None) == (self.steps is None):
+            problem = "missing" if self.steps is None else f"steps={self.steps} is given as well"
+            raise UserError(f"epochs: {problem}; give epochs (passes over the data) or steps, not both")
         for key, given in (("keep", self.keep == "best"), ("patience", self.patience is not None)):
             if given and self.eval_data is None:
                 raise UserError(f"{key}={getattr(self, key)}: needs held-out examples; set eval_data=FILE as well")

@@ -48,7 +48,8 @@ def trainer_arguments(recipe: TrainRecipe, checkpoints: Path) -> dict[str, Any]:
         "learning_rate": recipe.lr,
         "lr_scheduler_type": recipe.schedule,
         "warmup_steps": recipe.warmup_ratio,
-        "num_train_epochs": recipe.epochs,
+        "num_train_epochs": recipe.epochs or 1,
+        "max_steps": recipe.steps or -1,
         "per_device_train_batch_size": recipe.batch_size,
         "gradient_accumulation_steps": recipe.gradient_accumulation,
         "use_cpu": not torch.accelerator.is_available(),
@@ -72,6 +73,7 @@ def lora_config(recipe: TrainRecipe):
     """Return the PEFT configuration, or None if all parameters are trained."""
     if recipe.lora is None:
         return None
+    assert recipe.lora.alpha is not None
     return LoraConfig(
         r=recipe.lora.r,
         lora_alpha=recipe.lora.alpha,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,35 @@ from rag_train.training.tree import lay_out, path_logprobs
 from rag_train.training.validation import HeldOutTrainer
 
 
-class ImitationTrainer(HeldOutTrainer, SFTTrainer):
+class WeightedTrainer(HeldOutTrainer):
+    """A trainer whose loss is averaged over the trained tokens of an optimizer step, or over its examples.
+
+    Either mean is over all batches and processes of the step, so that it does not depend on how they divide it.
+    """
+
+    def __init__(self, weight: Literal["example", "token"], **arguments: Any):
+        super().__init__(**arguments)
+        self.by_example = weight == "example"
+
+    def examples(self, inputs: dict[str, torch.Tensor]) -> int:
+        """Return the number of examples in a batch."""
+        raise NotImplementedError
+
+    def _get_num_items_in_batch(self, batch_samples, device):
+        if self.by_example:  # one label for each example, in place of those of its tokens
+            labels = [torch.zeros(self.examples(inputs)) for inputs in batch_samples]
+            batch_samples = [{"labels": each, "shift_labels": each} for each in labels]
+        return super()._get_num_items_in_batch(batch_samples, device)
+
+    def figures(self, loss: torch.Tensor, right: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        """Return the columns of `HeldOutTrainer.held_out` from the sums over the trained tokens of each example."""
+        if not self.by_example:
+            return torch.stack([loss, right, count], 1)
+        ones = torch.ones_like(loss)
+        return torch.stack([0 * loss, right.to(loss), count.to(loss), loss / count, ones], 1)
+
+
+class ImitationTrainer(WeightedTrainer, SFTTrainer):
     """TRL's SFTTrainer over rows of ``input_ids`` and ``labels``, padded to the longest row of a batch.
 
     The loss of a trajectory of n steps is
@@ -32,17 +60,30 @@ class ImitationTrainer(HeldOutTrainer, SFTTrainer):
 
     with subquery q_i (and the decision written after it), answer a_i and documents d_i, which are masked. The
     paper prints log [Pr + Pr]; a sum of two probabilities is not a likelihood of the text, so we read it as a
-    misprint. The loss is averaged over the trained tokens of an optimizer step, so that all tokens have the same
-    weight for any batch size per device and any gradient accumulation.
+    misprint.
     """
+
+    def examples(self, inputs):
+        return len(inputs["labels"])
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        forward = partial(_mean_by_example, model) if self.by_example else model
+        return super().compute_loss(forward, inputs, return_outputs, num_items_in_batch)
 
     def held_out(self, model, inputs):
         outputs = model(**inputs, use_cache=False, fused_lm_head=True)
         columns = (-outputs.log_probs, outputs.is_top1, outputs.label_mask)
-        return torch.stack([column.double().sum(1) for column in columns], 1)
+        return self.figures(*(column.double().sum(1) for column in columns))
 
 
-class PackedTrainer(RowsTrainer):
+def _mean_by_example(model: Any, **inputs: Any) -> Any:
+    """Return the outputs of TRL's fused head, log-probabilities divided by the number of the example's tokens."""
+    outputs = model(**inputs)
+    outputs.log_probs = outputs.log_probs / outputs.label_mask.sum(1, keepdim=True)
+    return outputs
+
+
+class PackedTrainer(WeightedTrainer, RowsTrainer):
     """The loss of `ImitationTrainer` over rows of `packed_rows`, one row per forward pass.
 
     Every distinct prefix of a row is computed once, and no token attends to a token of another example.
@@ -53,10 +94,15 @@ class PackedTrainer(RowsTrainer):
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the number of labels of the whole step
         self._loss_shifts_labels = False  # all labels count, the first as well
 
+    def examples(self, inputs):
+        return int(inputs["owner"].max()) + 1
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         assert num_items_in_batch is not None
         names = ("input_ids", "positions", "last", "at", "labels")
         logprobs = path_logprobs(model, *(inputs[name][0] for name in names), logits=self.logits)
+        if self.by_example:
+            logprobs = logprobs / _counts(inputs)[inputs["owner"][0]]
         # Gradients are averaged over the processes, so the mean is multiplied by their number.
         loss = -logprobs.sum() / num_items_in_batch * self.accelerator.num_processes
         return (loss, logprobs) if return_outputs else loss
@@ -64,15 +110,25 @@ class PackedTrainer(RowsTrainer):
     def held_out(self, model, inputs):
         names = ("input_ids", "positions", "last", "at")
         logits, labels = self.logits(model, *(inputs[name][0] for name in names)), inputs["labels"][0]
-        loss = F.cross_entropy(logits.float(), labels, reduction="sum")
-        return torch.stack([loss, (logits.argmax(-1) == labels).float().sum(), loss.new_tensor(len(labels))])[None]
+        right = (logits.argmax(-1) == labels).float()
+        if not self.by_example:
+            loss = F.cross_entropy(logits.float(), labels, reduction="sum")
+            return self.figures(loss[None], right.sum()[None], loss.new_tensor([len(labels)]))
+        losses, count = F.cross_entropy(logits.float(), labels, reduction="none"), _counts(inputs)
+        loss, right = (torch.zeros_like(count).index_add(0, inputs["owner"][0], v) for v in (losses, right))
+        return self.figures(loss, right, count).sum(0, keepdim=True)
+
+
+def _counts(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the number of trained tokens of each example of a packed row."""
+    return inputs["owner"][0].bincount().float()
 
 
 def packed_rows(rows: Rows, budget: int, seed: int) -> LazyRows:
     """Pack rows of `sft_rows` into rows of at most ``budget`` tokens (see `pack`), each laid out when it is read.
 
-    A packed row is a `Tree` and, for every trained token, the index at which it is predicted (``at``) and its id
-    (``labels``).
+    A packed row is a `Tree` and, for every trained token, the index at which it is predicted (``at``), its id
+    (``labels``) and the number of its example in the row (``owner``).
     """
     if not isinstance(rows, Dataset):
         rows = Dataset.from_list(list(rows))
@@ -84,8 +140,8 @@ def _packed_row(rows: Dataset, members: Sequence[Sequence[int]], number: int) ->
     examples = [rows[i] for i in members[number]]
     tree = lay_out([example["input_ids"] for example in examples])
     trained = [
-        (path[k - 1], label)
-        for example, path in zip(examples, tree.paths, strict=True)
+        (path[k - 1], label, number)
+        for number, (example, path) in enumerate(zip(examples, tree.paths, strict=True))
         for k, label in enumerate(example["labels"])
         if k and label != IGNORE
     ]
@@ -93,8 +149,9 @@ def _packed_row(rows: Dataset, members: Sequence[Sequence[int]], number: int) ->
         "input_ids": tree.ids,
         "positions": tree.positions,
         "last": tree.last,
-        "at": [at for at, _ in trained],
-        "labels": [label for _, label in trained],
+        "at": [at for at, _, _ in trained],
+        "labels": [label for _, label, _ in trained],
+        "owner": [number for _, _, number in trained],
     }
 
 
@@ -106,9 +163,12 @@ def sft_trainer(
     held_out: Dataset | None = None,
 ) -> Trainer:
     """Return the trainer of Stage I, its model loaded, for rows of `sft_rows`; it is evaluated on ``held_out``."""
+    assert recipe.sft is not None
+    weight = recipe.sft.weight
     if budget := recipe.pack_tokens:
         args, model = tree_parts(recipe, checkpoints)
         return PackedTrainer(
+            weight=weight,
             automatic=recipe.attention == "auto",
             model=model,
             args=args,
@@ -119,6 +179,7 @@ def sft_trainer(
     arguments = trainer_arguments(recipe, checkpoints)
     args = SFTConfig(**arguments, dataset_kwargs={"skip_prepare_dataset": True})
     return ImitationTrainer(
+        weight=weight,
         **starting_point(recipe, arguments["model_init_kwargs"]),
         args=args,
         train_dataset=rows,

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from support.training import MODELS, SMALL, TOKENIZER, recipe_in
+from support.training import SMALL, TOKENIZER, recipe_in, sft_record, write
 from torch.nn.attention.flex_attention import create_mask
 from transformers import (
+    AutoModelForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -33,13 +35,12 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3NextConfig,
-    TrainingArguments,
-    default_data_collator,
 )
 
 from rag_train.errors import UserError
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.recipe import save_recipe
+from rag_train.schema import Segment
 from rag_train.training import sft
 from rag_train.training.build import build_trainer
 from rag_train.training.load import load_data
@@ -47,7 +48,6 @@ from rag_train.training.masking import IGNORE
 from rag_train.training.packing import pack
 from rag_train.training.recipe import LoraRecipe, SFTRecipe
 from rag_train.training.run import train
-from rag_train.training.sft import packed_rows
 from rag_train.training.tree import (
     SLICE,
     SLICED,
@@ -298,52 +298,41 @@ def test_rows_havefew_lengths(size: int):
     assert len({few_lengths(n) for n in range(2**12, 2**13)}) <= 5
 
 
-def examples(count: int) -> list[dict[str, list[int]]]:
-    """Return rows like those of ``sft_rows``; most share prefixes of different lengths, trained tokens included."""
-    generator = torch.Generator().manual_seed(0)
-    out: list[dict[str, list[int]]] = []
-    for n in range(count):
-        ids = torch.randint(0, 64, (10 + 7 * n,), generator=generator).tolist()
-        if n % 3:
-            ids = out[n // 2]["input_ids"][: 3 * n] + ids
-        trained = (torch.rand(len(ids), generator=torch.Generator().manual_seed(n // 2)) < 0.4).tolist()
-        labels = [token if train else IGNORE for token, train in zip(ids, trained, strict=True)]
-        out.append({"input_ids": ids, "labels": labels})
-    return out
-
-
-@pytest.mark.parametrize("architecture", MODELS)
-def test_loss_and_gradients_equal_those_of_single_examples(architecture: str, tmp_path: Path):
-    config, cls = MODELS[architecture]
-    torch.manual_seed(0)
-    model = cls(config(**SMALL))
-    rows = examples(12)
-    packed = packed_rows(rows, 400, 0)
-    assert len(packed) > 1 and sum(len(row["input_ids"]) for row in packed) < sum(len(r["labels"]) for r in rows)
-    batches = [default_data_collator([row]) for row in packed]
-
-    model.set_attn_implementation(SLICED)
-    trainer: Any = sft.PackedTrainer(model=model, args=TrainingArguments(output_dir=str(tmp_path), use_cpu=True))
+@pytest.mark.parametrize("weight", ["example", "token"])
+@pytest.mark.parametrize("pack_tokens", [None, 100])
+def test_loss_and_gradients_equal_those_of_single_examples(
+    work: Path, tmp_path: Path, pack_tokens: int | None, weight: Any
+):
+    """The mean over examples, each of which is the mean over its tokens, or the mean over all tokens."""
+    texts = ["no" * (2 * n + 1) for n in range(7)]
+    records = [
+        sft_record(n).model_copy(update={"completion": text, "segments": [Segment(text=text, trained=True)]})
+        for n, text in enumerate(texts)
+    ]
+    keys = {"sft": SFTRecipe(weight=weight, pack_tokens=pack_tokens), "batch_size": 1 if pack_tokens else 3}
+    data = write(tmp_path / "sft.jsonl", records)
+    recipe = recipe_in(work, tmp_path / "out", precision="fp32", data=data, **keys)
+    tokenizer, rows, _ = load_data(recipe)
+    trainer = build_trainer(recipe, rows, tokenizer, tmp_path / "checkpoints")
+    batches = [trainer._prepare_inputs(batch) for batch in trainer.get_train_dataloader()]
     count = trainer._get_num_items_in_batch(batches, torch.device("cpu"))
-    loss = torch.stack([trainer.compute_loss(model, batch, num_items_in_batch=count) for batch in batches]).sum()
+    loss = torch.stack([trainer.compute_loss(trainer.model, b, num_items_in_batch=count) for b in batches]).sum()
     loss.backward()
-    ours = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    assert len(batches) > 1
 
-    model.zero_grad()
-    model.set_attn_implementation("sdpa")
-    total, number = torch.zeros(()), 0
+    alone = AutoModelForCausalLM.from_pretrained(recipe.model)
+    losses = []
     for row in rows:
-        labels = torch.tensor(row["labels"])[1:]
-        logits = model(torch.tensor([row["input_ids"]])).logits[0, :-1]
-        total = total + torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
-        number += int((labels != IGNORE).sum())
-    assert count == number
-    (total / number).backward()
-    torch.testing.assert_close(loss, total / number, rtol=1e-5, atol=1e-5)
-    theirs = [p.grad for p in model.parameters() if p.grad is not None]
-    assert len(ours) == len(theirs) > 0
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        labels, logits = torch.tensor(row["labels"]), alone(torch.tensor([row["input_ids"]])).logits[0]
+        losses.append(F.cross_entropy(logits[:-1], labels[1:], ignore_index=IGNORE, reduction="none"))
+    trained = [(each > 0).sum() for each in losses]
+    sums = torch.stack([each.sum() for each in losses])
+    means = {"token": sums.sum() / sum(trained), "example": (sums / torch.stack(trained)).mean()}
+    assert abs(means["token"] - means["example"]) > 1e-3
+    torch.testing.assert_close(loss, means[weight], rtol=0, atol=1e-6)
+    means[weight].backward()
+    for (name, ours), theirs in zip(trainer.model.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def assert_same_weights(first: Path, second: Path, tolerance: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -24,6 +25,8 @@ from rag_train.training.tree_dpo import preference_loss
 LAYOUTS = {
     "sft": {"stage": "sft"},
     "packed": {"stage": "sft", "batch_size": 1, "sft": SFTRecipe(pack_tokens=400)},
+    "sft by example": {"stage": "sft", "sft": SFTRecipe(weight="example")},
+    "packed by example": {"stage": "sft", "batch_size": 1, "sft": SFTRecipe(pack_tokens=400, weight="example")},
     "pairs": {"stage": "dpo", "dpo": DPORecipe(layout="pairs", sft_weight=0.1)},
     "tree": {"stage": "dpo", "dpo": DPORecipe(layout="tree", sft_weight=0.1)},
 }
@@ -60,9 +63,10 @@ def figures(recipe: TrainRecipe, model: str) -> tuple[float, float]:
         for row in sft_rows(recipe.eval_data, TOKENIZER, max_tokens=500, chat=False)[0]:
             labels = torch.tensor(row["labels"][1:])
             scores, labels = logits(policy, row["input_ids"])[labels != IGNORE], labels[labels != IGNORE]
-            losses += (-scores.gather(1, labels[:, None])[:, 0]).tolist()
+            each = (-scores.gather(1, labels[:, None])[:, 0]).tolist()
+            losses += [fmean(each)] if recipe.sft and recipe.sft.weight == "example" else each
             right += (scores.argmax(-1) == labels).tolist()
-        return sum(losses) / len(losses), sum(right) / len(right)
+        return fmean(losses), fmean(right)
 
     def logprob(network, row: dict[str, list[int]], side: str) -> float:
         ids = row["prompt_ids"] + row[side]
