@@ -143,6 +143,8 @@ class LLMCall(Record):
     """Whether the token limit cut the text, which is then no answer."""
 
 
+AGAIN = "asked again"
+"""Module of the calls that a method does not have: they ask once more for an answer that was missing."""
 UNPARSED = "did not parse"
 """Beginning of a trajectory's note about a module's text that could not be parsed."""
 
@@ -181,6 +183,11 @@ class Trajectory(Record):
     def cut(self) -> bool:
         """Whether the token limit cut the text of a module."""
         return any(call.cut for call in self.calls)
+
+    @property
+    def asked_again(self) -> bool:
+        """Whether a missing answer was asked for once more."""
+        return any(call.module == AGAIN for call in self.calls)
 
     @property
     def critical_path(self) -> int:

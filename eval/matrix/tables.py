@@ -304,6 +304,7 @@ def _error_notes(runs: Sequence[RunSummary]) -> list[str]:
         *_note("Questions that were refused, which count as wrong", [run.refusals for run in runs], runs),
         *_note("Questions in which the text of a module did not parse", numbers("unparsed"), runs),
         *_note("Questions in which a text was cut at max_tokens and not read", numbers("cut"), runs),
+        *_note("Questions whose missing answer was asked for once more", numbers("asked_again"), runs),
         *_note("Questions for which no search found a passage", numbers("nothing_found"), runs),
     ]
 

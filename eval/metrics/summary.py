@@ -74,6 +74,8 @@ class RunSummary(Record):
     """Number of trajectories in which a module's text did not parse."""
     cut: float = 0.0
     """Number of trajectories in which the token limit cut a module's text."""
+    asked_again: float = 0.0
+    """Number of trajectories in which a missing answer was asked for once more, in a call that the method lacks."""
     tokens: dict[str, TokenUse]
     parts: list[Part] = Field(default_factory=list)
     """Results by number of hops, then by type of question."""
@@ -158,6 +160,7 @@ def summarize(
         nothing_found=sum(t.retrievals > 0 and not any(step.passages for step in t.steps) for t in trajectories),
         unparsed=sum(t.unparsed for t in trajectories),
         cut=sum(t.cut for t in trajectories),
+        asked_again=sum(t.asked_again for t in trajectories),
         tokens=token_use(trajectories),
         parts=_parts(questions, scores),
         subqueries=distribution(s.steps for s in scores),
@@ -245,6 +248,7 @@ def _join(runs: Sequence[RunSummary]) -> RunSummary:
         nothing_found=sum(run.nothing_found for run in runs) / n,
         unparsed=sum(run.unparsed for run in runs) / n,
         cut=sum(run.cut for run in runs) / n,
+        asked_again=sum(run.asked_again for run in runs) / n,
         tokens=_mean_tokens(runs),
         parts=_pooled_parts([run.parts for run in runs]),
         subqueries=_mean_shares([run.subqueries for run in runs]),

@@ -17,7 +17,7 @@ from rag_train.formats.tasks import LINE_TOKENS, Fields, Task
 from rag_train.llm.base import LLM, Completion, Sampling
 from rag_train.llm.memo import CallLog, call_depth
 from rag_train.retrieval.batching import AsyncRetriever
-from rag_train.schema import UNPARSED, Decision, LLMCall, Passage, Plan, Question, Step, Trajectory
+from rag_train.schema import AGAIN, UNPARSED, Decision, LLMCall, Passage, Plan, Question, Step, Trajectory
 
 if TYPE_CHECKING:
     from rag_train.retrieval.rerank import Reranker  # needs an optional extra
@@ -289,29 +289,35 @@ class Run:
         return ask
 
     async def read(
-        self, question: str, passages: Sequence[Passage] = (), *, name: str = "", reason: bool = False
+        self,
+        question: str,
+        passages: Sequence[Passage] = (),
+        *,
+        name: str = "",
+        reason: bool = False,
+        again: bool = True,
+        module: str = READER,
     ) -> tuple[str, str | None]:
         """Answer ``question`` from the passages (see `formats.reader`); return (reasoning, answer).
 
-        If the reasoning has no answer, for example because it was cut at its token limit, a second call asks for
-        the answer. ``name`` is the name of the instruction; the default is that for direct answering, reading or
-        chain of thought.
+        If the reasoning has no answer, for example because it was cut at its token limit, and ``again`` is true, a
+        second call asks for the answer. ``name`` is the name of the instruction; the default is that for direct
+        answering, reading or chain of thought.
         """
         name = name or ("cot" if reason else "rag" if passages else "direct")
         marker = reader.THOUGHT if reason else FINAL
         body = reader.prompt(question, passages, reason=reason).removesuffix(marker)
         sampling = REASONING if reason else ANSWER_LINE
         prompt = self.prompt(name, body, marker, READER)
-        written = await self.complete("reader", prompt, sampling, READER)
+        written = await self.complete(module, prompt, sampling, READER)
         if not reason:
             return "", reader.parse(FINAL + (written.whole or ""))[1]
         reasoning, answer = reader.parse(written.text, cut=written.truncated)
-        if answer is not None:
+        if answer is not None or not again:
             return reasoning, answer
-        self.cut("the reasoning had no final answer, which was asked for again")
         lead = f"{marker} {reasoning}\n{FINAL}"
         prompt = self.prompt(name, body, lead, READER)
-        written = await self.complete("reader", prompt, ANSWER_LINE, READER)
+        written = await self.complete(AGAIN, prompt, ANSWER_LINE, READER)
         return reasoning, reader.parse(FINAL + (written.whole or ""))[1]
 
     async def search(self, query: str, k: int | None = None, kind: str = "") -> list[Passage]:

@@ -57,10 +57,10 @@ class Controller:
         text = deeprag.text_of(steps) + deeprag.retrieved_prompt(subquery, passages)
         return deeprag.one_line(await self._line("retrieved", text, deeprag.ANSWER, sample) or "")
 
-    async def final(self, steps: Sequence[Step]) -> str | None:
+    async def final(self, steps: Sequence[Step], module: str = "final") -> str | None:
         """Force the final answer; None if the model writes an empty line, or one that was cut."""
         text = deeprag.text_of(steps) + deeprag.FINAL
-        return deeprag.one_line(await self._line("final", text, deeprag.ANSWER) or "") or None
+        return deeprag.one_line(await self._line(module, text, deeprag.ANSWER) or "") or None
 
     async def _line(self, module: str, text: str, pattern: str, sample: Sampling | None = None) -> str | None:
         """Write a line; None if it was cut."""

@@ -16,7 +16,7 @@ from rag_train.formats import deeprag
 from rag_train.formats.deeprag import Parsed
 from rag_train.formats.prompting import as_turn, task_prompt
 from rag_train.llm.base import Completion, Sampling, TokenLogprob
-from rag_train.schema import Decision, LLMCall, Passage, Step, Trajectory
+from rag_train.schema import AGAIN, Decision, LLMCall, Passage, Step, Trajectory
 from rag_train.strategies.base import Bound, Need, Run, Strategy, strategy
 from rag_train.strategies.controller import Controller
 
@@ -120,7 +120,7 @@ class DeepRAG(Strategy):
         if parsed.open_subquery and at in found:
             run.retrieved(parsed.open_subquery, found[at])
         run.cut(self._reason(completion, parsed))
-        return await controller.final(run.steps)
+        return await controller.final(run.steps, AGAIN)
 
     def _reason(self, completion: Completion, parsed: Parsed) -> str:
         """Say why the final answer had to be forced."""
@@ -153,7 +153,7 @@ class DeepRAG(Strategy):
         while len(run.steps) < self.max_steps:
             move = await controller.next_move(run.steps)
             if move.subquery is None:
-                return move.answer or await controller.final(run.steps)
+                return move.answer or await controller.final(run.steps, AGAIN)
             if self.mode == "retrieve":
                 passages = await run.search(move.subquery)
                 run.retrieved(
@@ -162,7 +162,7 @@ class DeepRAG(Strategy):
             else:
                 run.known(move.subquery, await controller.parametric(run.steps, move.subquery))
         run.cut(f"ended after max_steps={self.max_steps}")
-        return await controller.final(run.steps)
+        return await controller.final(run.steps, AGAIN)
 
 
 def decision_probabilities(completion: Completion) -> list[float | None]:

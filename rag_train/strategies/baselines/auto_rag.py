@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import BaseModel
 
 from rag_train.formats.tasks import Task
-from rag_train.schema import Passage, Trajectory
+from rag_train.schema import AGAIN, Passage, Trajectory
 from rag_train.strategies.base import Bound, Run, Strategy, interleave, strategy
 
 
@@ -61,5 +61,5 @@ class AutoRAG(Strategy):
             found = interleave([found, passages])
         else:
             run.cut(f"ended after retrievals={self.retrievals} and recalls={self.recalls}")
-        _, answer = await run.read(question.question, found)
+        _, answer = await run.read(question.question, found, module=AGAIN)
         return run.done(answer, "\n".join(thoughts))

@@ -1,34 +1,57 @@
-"""DRAGIN: retrieval at uncertain and important tokens, with a query of the words to which the token attends."""
+"""DRAGIN: retrieval at uncertain and important words, with a query of the words to which they attend."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from rag_train.formats import deeprag
+from rag_train.formats.deeprag import one_line
 from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import Bound, Need, Run, Strategy, strategy
-from rag_train.strategies.baselines.sentences import final_answer, look_ahead, thought_prompt
+from rag_train.strategies.baselines.sentences import Ahead, look_ahead, think, thought_prompt
 
 if TYPE_CHECKING:
     from rag_train.llm.transformers import Inspection
 
-_STOP_WORDS = {
-    "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no", "not",
-    "of", "on", "or", "such", "that", "the", "their", "then", "there", "these", "they",
-    "this", "to", "was", "will", "with",
-}  # fmt: skip
-"""Lucene's English stop words."""
+_FUNCTION_WORDS = """
+a about above across after again against ago all almost along already also although always am among an and
+another any anybody anyone anything are around as at away be became because become been before being below
+between both but by can cannot could despite did do does doing done down during each either else enough ever
+every everyone everything except few for from further had has have having he hence her here hers herself him
+himself his how however i if in indeed instead into is it its itself just least less many may me might mine more
+most much must my myself neither never no nobody none nor not nothing now of off often on once only onto or
+other others our ours out over own perhaps quite rather shall she should since so some somebody someone
+something soon still such than that the their theirs them themselves then there therefore these they this those
+though through throughout thus to together too toward towards under until up upon us very was we were what when
+where whereas whether which while who whom whose why will with within without would yes yet you your yours
+"""
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
+"""Words that are no nouns, adjectives, verbs, names or numbers, as the release's tagger would say."""
+
+
+class Word(NamedTuple):
+    """A word of the text, put together from its tokens.
+
+    Attributes:
+        start, end: its place in the text, in characters.
+        tokens: numbers of its tokens.
+    """
+
+    start: int
+    end: int
+    tokens: Sequence[int]
 
 
 @strategy("dragin", Bound(calls=17, retrievals=8))
 @dataclass(frozen=True)
 class DRAGIN(Strategy):
-    """Write a thought; if entropy times attention of a token exceeds a threshold, retrieve and go on from there.
+    """Write a sentence; if entropy times attention of a word exceeds a threshold, retrieve and write it again.
 
-    The query consists of the words of prompt and thought to which this token attends most. The thought is cut
-    before the token, and continued with the passages.
+    The query consists of the words of question and thoughts to which these words attend most. As in the release,
+    the attention to each word is divided by the mean over its sentence. Ours: a list of function words in place of
+    a tagger, and the attention is averaged over the heads before its maximum is taken.
     """
 
     paper: ClassVar = "Su et al. 2024 (RIND, QFS); baseline of DeepRAG and DualRAG"
@@ -36,71 +59,99 @@ class DRAGIN(Strategy):
     abilities: ClassVar = (Need("attention"),)
 
     threshold: float = 1.0
-    """Threshold for the product of entropy (in nats) and attention. Ours: the paper tunes it for each dataset."""
+    """Threshold for the product of entropy (in nats) and attention. The release has 0.6 to 1.5, by model and
+    dataset."""
     query_words: int = 25
     """Maximum number of words of a query."""
+    rewrite: Literal["sentence", "rest"] = "sentence"
+    """What is written again with the passages. sentence: the whole sentence (the release); rest: the sentence from
+    the first word on that exceeds the threshold (the paper)."""
     max_sentences: int = 8
-    """Maximum number of thoughts."""
+    """Maximum number of sentences."""
 
     async def solve(self, run: Run) -> Trajectory:
-        thoughts: list[str] = []
-        passages: list[Passage] = []
-        for _ in range(self.max_sentences):
-            text = "".join(f" {thought}" for thought in thoughts)
-            ahead, _ = await look_ahead(run, "dragin", passages, text)
-            kept, query = await self._query(thought_prompt(run, passages, text), ahead)
+        async def write(text: str, passages: list[Passage]) -> tuple[Ahead, list[Passage]]:
+            ahead = await look_ahead(run, "dragin", passages, text)
+            kept, query = await self._query(run, thought_prompt(run, passages, text), text, ahead.text)
             if query:
                 passages = await run.search(query)
-                rest, _ = await look_ahead(run, "dragin", passages, text + kept)
-                ahead = kept + rest
-                run.retrieved(query, passages, ahead)
-            ahead = deeprag.one_line(ahead)
-            if not ahead or ahead in thoughts or ahead.lower().startswith(deeprag.FINAL.lower()):
-                break
-            thoughts.append(ahead)
-        else:
-            run.cut(f"ended after max_sentences={self.max_sentences}")
-        text = " ".join(thoughts)
-        return run.done(await final_answer(run, "dragin", passages, f" {text}" if text else ""), text)
+                kept = kept if self.rewrite == "rest" else ""
+                rest = await look_ahead(run, "dragin", passages, text + kept)
+                ahead = rest._replace(text=kept + rest.text)
+                run.retrieved(query, passages, ahead.text)
+            return ahead, passages
 
-    async def _query(self, prompt: str, ahead: str) -> tuple[str, str]:
-        """Return the part of ``ahead`` before the token that triggers retrieval, and the query; "" if none does."""
-        if not ahead.strip():
+        return await think(run, "dragin", self.max_sentences, write)
+
+    async def _query(self, run: Run, prompt: str, thoughts: str, sentence: str) -> tuple[str, str]:
+        """Return the part of ``sentence`` before the first word that triggers retrieval, and the query, if any."""
+        if not sentence.strip():
             return "", ""
         llm: Any = self.kit.llm
-        seen = await llm.inspect(prompt, ahead)
-        at = trigger(seen, prompt + ahead, self.threshold)
-        if at is None:
+        seen = await llm.inspect(prompt, sentence)
+        text = prompt + sentence
+        words = words_of(seen, text)
+        hits = [word for word, value in importance(seen, text, words) if value > self.threshold]
+        if not hits:
             return "", ""
-        kept = (prompt + ahead)[len(prompt) : seen.spans[at][0]].rstrip()
-        return kept, attended(seen, prompt + ahead, at, self.query_words)
+        question = one_line(run.question.question)
+        asked = max(0, prompt.rfind(question))
+        own = [(asked, asked + len(question)), (len(prompt) - len(thoughts), len(text))]
+        candidates = [word for word in words if any(start <= word.start < end for start, end in own)]
+        query = attended(seen, text, candidates, hits, self.query_words)
+        return text[len(prompt) : hits[0].start].rstrip(), query or question
 
 
-def trigger(seen: Inspection, text: str, threshold: float) -> int | None:
-    """Return the first token of the text that triggers retrieval (RIND), or None.
+def words_of(seen: Inspection, text: str) -> list[Word]:
+    """Return the words of the text, which white space separates, with their tokens.
 
-    A token triggers retrieval if it is not a stop word and its entropy, multiplied by the highest attention of a
-    later token to it, exceeds ``threshold``. Words are read from the text, not from the vocabulary's spelling.
+    Words are read from the text, not from the vocabulary's spelling.
     """
-    for i in range(seen.start, len(seen.tokens)):
-        word = text[slice(*seen.spans[i])].strip().lower()
-        if not re.search(r"\w", word) or word in _STOP_WORDS:
-            continue
-        later = seen.attention[i + 1 :, i]
-        weight = float(later.max()) if len(later) else 0.0
-        if seen.entropy[i - seen.start] * weight > threshold:
-            return i
-    return None
+    words, i = [], 0
+    for match in re.finditer(r"\S+", text):
+        start, end = match.span()
+        while i < len(seen.spans) and seen.spans[i][1] <= start:
+            i += 1
+        j = i
+        while j < len(seen.spans) and seen.spans[j][0] < end:
+            j += 1
+        words.append(Word(start, end, range(i, j)))
+    return words
 
 
-def attended(seen: Inspection, text: str, at: int, count: int) -> str:
-    """Return the ``count`` words before token ``at`` to which it attends most, in the order of the text (QFS)."""
-    words = list(re.finditer(r"\w+", text[: seen.spans[at][0]]))
-    scores: dict[int, float] = {}
-    for i in range(at):
-        start, end = seen.spans[i]
-        for n, word in enumerate(words):
-            if word.start() < end and start < word.end():
-                scores[n] = scores.get(n, 0.0) + float(seen.attention[at, i])
-    wanted = [n for n in sorted(scores, key=lambda n: -scores[n]) if words[n][0].lower() not in _STOP_WORDS]
-    return " ".join(words[n][0] for n in sorted(wanted[:count]))
+def is_content(word: str) -> bool:
+    """Whether a word is a noun, an adjective, a verb, a name or a number, rather than a function word."""
+    bare = re.sub(r"^\W+|\W+$|['\u2019]s\b\W*$", "", word).lower()
+    return bool(bare) and bare not in FUNCTION_WORDS
+
+
+def importance(seen: Inspection, text: str, words: Sequence[Word]) -> list[tuple[Word, float]]:
+    """Return the content words of the sentence, each with its entropy times its attention (RIND).
+
+    The entropy of a word is the mean over its tokens. Its attention is the sum over its tokens of the highest
+    attention from the sentence, divided by the mean over the sentence's words.
+    """
+    sentence = [word for word in words if word.tokens and word.tokens[0] >= seen.start]
+    attention = [sum(float(seen.attention[i:, i].max()) for i in word.tokens) for word in sentence]
+    mean = sum(attention) / max(1, len(attention))
+    entropy = [sum(seen.entropy[i - seen.start] for i in word.tokens) / len(word.tokens) for word in sentence]
+    return [
+        (word, own * weight / mean)
+        for word, own, weight in zip(sentence, entropy, attention, strict=True)
+        if mean and is_content(text[word.start : word.end])
+    ]
+
+
+def attended(seen: Inspection, text: str, words: Sequence[Word], hits: Sequence[Word], count: int) -> str:
+    """Return the ``count`` content words to which ``hits`` attend most, in the order of the text (QFS).
+
+    The hits are not among them, because they are doubtful.
+    """
+    rows = [i for hit in hits for i in hit.tokens]
+    scores = {
+        word: float(seen.attention[rows][:, list(word.tokens)].sum())
+        for word in words
+        if word.tokens and word not in hits and is_content(text[word.start : word.end])
+    }
+    wanted = sorted(scores, key=lambda word: -scores[word])[:count]
+    return " ".join(text[word.start : word.end].strip("\"'.,;:!?()[]") for word in sorted(wanted))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from statistics import fmean
+from typing import ClassVar, Literal
 
 from rag_train.formats import deeprag
 from rag_train.llm.base import TokenLogprob
 from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import Bound, Need, Run, Strategy, strategy
-from rag_train.strategies.baselines.sentences import final_answer, look_ahead
+from rag_train.strategies.baselines.sentences import Ahead, look_ahead, think
 
 
 @strategy("flare", Bound(calls=17, retrievals=8))
@@ -20,39 +21,46 @@ class FLARE(Strategy):
     """Write the next sentence; if it is uncertain, search for its certain words and write it again.
 
     As in the paper, the look-ahead is written without passages, and a sentence that is written again has only the
-    passages of its own query. Ours: the answer is asked for at the end, with the last passages.
+    passages of its own query. Ours: the answer is a line of its own, written with the last passages and never
+    searched for.
     """
 
     paper: ClassVar = "Jiang et al. 2023 (FLARE direct, implicit queries); baseline of DeepRAG and DualRAG"
     roles: ClassVar = ()
     abilities: ClassVar = (Need("logprobs"),)
 
+    rule: Literal["least", "mean"] = "least"
+    """When a sentence is uncertain. least: by its least probable token (the paper); mean: by the mean probability
+    of its tokens (DRAGIN's code, with which DeepRAG's tables were made)."""
+    threshold: float = 0.1
+    """rule=mean: retrieve if the mean of one minus the probabilities is higher. A token for which it is higher is
+    not part of the query. DRAGIN's settings have 0.06 to 0.4, by model and dataset."""
     theta: float = 0.8
-    """Retrieve if a token of the sentence has a lower probability. Ours: the paper tunes it for each dataset."""
+    """rule=least: retrieve if a token of the sentence has a lower probability. Ours: the paper tunes it."""
     beta: float = 0.4
-    """Tokens with a lower probability are not part of the query."""
+    """rule=least: tokens with a lower probability are not part of the query."""
     max_sentences: int = 8
     """Maximum number of sentences."""
 
     async def solve(self, run: Run) -> Trajectory:
-        thoughts: list[str] = []
-        passages: list[Passage] = []
-        for _ in range(self.max_sentences):
-            text = "".join(f" {thought}" for thought in thoughts)
-            sentence, tokens = await look_ahead(run, "flare", [], text)
-            if min(probabilities(tokens), default=1.0) < self.theta:
-                query = sure_part(tokens, self.beta) or run.question.question
+        async def write(text: str, passages: list[Passage]) -> tuple[Ahead, list[Passage]]:
+            ahead = await look_ahead(run, "flare", [], text)
+            if self._uncertain(ahead.tokens):
+                least = 1 - self.threshold if self.rule == "mean" else self.beta
+                query = sure_part(ahead.tokens, least) or run.question.question
                 passages = await run.search(query)
-                sentence, _ = await look_ahead(run, "flare", passages, text)
-                run.retrieved(query, passages, sentence)
-            sentence = deeprag.one_line(sentence)
-            if not sentence or sentence in thoughts or sentence.lower().startswith(deeprag.FINAL.lower()):
-                break
-            thoughts.append(sentence)
-        else:
-            run.cut(f"ended after max_sentences={self.max_sentences}")
-        text = " ".join(thoughts)
-        return run.done(await final_answer(run, "flare", passages, f" {text}" if text else ""), text)
+                ahead = await look_ahead(run, "flare", passages, text)
+                run.retrieved(query, passages, ahead.text)
+            return ahead, passages
+
+        return await think(run, "flare", self.max_sentences, write)
+
+    def _uncertain(self, tokens: Sequence[TokenLogprob]) -> bool:
+        """Whether a sentence with these tokens has to be searched for."""
+        chances = probabilities(tokens)
+        if self.rule == "mean":
+            return bool(chances) and 1 - fmean(chances) > self.threshold
+        return min(chances, default=1.0) < self.theta
 
 
 def probabilities(tokens: Sequence[TokenLogprob]) -> list[float]:

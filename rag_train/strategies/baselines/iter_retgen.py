@@ -36,7 +36,10 @@ class IterRetGen(Strategy):
             query = f"{question.question} {text}".strip()
             passages = await run.search(query)
             if self.mode == "retgen":
-                reasoning, answer = await run.read(question.question, passages, name="cot_rag", reason=True)
+                last = round + 1 == self.iterations  # before it, the text is only a query
+                reasoning, answer = await run.read(
+                    question.question, passages, name="cot_rag", reason=True, again=last
+                )
                 text = f"{reasoning} {answer or ''}".strip()
             else:
                 text = await self._document(run, passages, text)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rag_train.formats.deeprag import one_line
 from rag_train.llm.base import Sampling
-from rag_train.schema import Trajectory
+from rag_train.schema import AGAIN, Trajectory
 from rag_train.strategies.base import ANSWER_LINE, Bound, Run, Strategy, strategy
 
 ACTION = re.compile(r"(search|finish)\s*\[((?:[^\[\]]|\[[^\[\]]*\])*)", re.IGNORECASE)
@@ -63,4 +63,5 @@ class ReAct(Strategy):
             text += f"Observation {step}: [{' '.join(one_line(p.text) for p in passages)}]\n"
         else:
             run.cut(f"ended after max_steps={self.max_steps}")
-        return run.done((await run.read(question.question, [p for s in run.steps for p in s.passages]))[1], text)
+        found = [passage for step in run.steps for passage in step.passages]
+        return run.done((await run.read(question.question, found, module=AGAIN))[1], text)

@@ -1,14 +1,15 @@
-"""Looking ahead to the next sentence of a chain of thought, for methods that decide after each sentence."""
+"""Chains of thought that are written sentence by sentence, for methods that decide on each sentence."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from rag_train.formats import deeprag, reader
 from rag_train.llm.base import TokenLogprob
-from rag_train.schema import Passage
+from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import ANSWER_LINE, Run
 
 AHEAD = replace(ANSWER_LINE, logprobs=1)
@@ -16,10 +17,42 @@ _END = re.compile(r"[.!?][\"')\]]*(?=\s+[\"'(\[]?[A-Z0-9]|\s*$)")
 _NO_END = re.compile(r"(?:\b[A-Z]|\b(?:Mr|Mrs|Ms|Dr|St|Jr|Sr|Prof|Gen|Col|Lt|Rev|No|vs|etc|e\.g|i\.e|c|ca))\.$")
 
 
-async def look_ahead(
-    run: Run, module: str, passages: Sequence[Passage], text: str
-) -> tuple[str, list[TokenLogprob]]:
-    """Write the sentence after ``text``; return it with its tokens. A sentence that was cut is empty.
+class Ahead(NamedTuple):
+    """The next sentence, its tokens, and whether the model ends its thoughts with it."""
+
+    text: str
+    tokens: Sequence[TokenLogprob]
+    last: bool
+
+
+Write = Callable[[str, list[Passage]], Awaitable[tuple[Ahead, list[Passage]]]]
+"""Writes the sentence after a text, given the passages of the sentence before; returns it with its passages."""
+
+
+async def think(run: Run, module: str, most: int, write: Write) -> Trajectory:
+    """Write at most ``most`` sentences and then the answer, unless one of the sentences states it."""
+    sentences: list[str] = []
+    passages: list[Passage] = []
+    for _ in range(most):
+        ahead, passages = await write("".join(f" {sentence}" for sentence in sentences), passages)
+        sentence = deeprag.one_line(ahead.text)
+        if not sentence or sentence in sentences:
+            break
+        sentences.append(sentence)
+        if ahead.last or reader.parse(sentence)[1]:
+            break
+    else:
+        run.cut(f"ended after max_sentences={most}")
+    reasoning, answer = reader.parse(" ".join(sentences))
+    if answer is None:
+        before = f" {reasoning}\n" if reasoning else "\n"
+        prompt = thought_prompt(run, passages, before + deeprag.FINAL)
+        answer = (await run.complete(module, prompt, ANSWER_LINE)).whole
+    return run.done(answer, reasoning)
+
+
+async def look_ahead(run: Run, module: str, passages: Sequence[Passage], text: str) -> Ahead:
+    """Write the sentence after ``text``. A sentence that was cut is empty.
 
     The model writes a line, because a tokenizer may show the end of a sentence only with the first token of the
     next one. What belongs to later sentences is left out.
@@ -27,19 +60,13 @@ async def look_ahead(
     got = await run.complete(module, thought_prompt(run, passages, text), AHEAD)
     sentence = first_sentence(got.text)
     if got.truncated and sentence == got.text:
-        return "", []
+        return Ahead("", [], True)
     tokens, at = [], 0
     for token in got.chosen:
         if at < len(sentence):
             tokens.append(token)
         at += len(token.text)
-    return sentence, tokens
-
-
-async def final_answer(run: Run, module: str, passages: Sequence[Passage], text: str) -> str:
-    """Ask for the answer after the thoughts in ``text``."""
-    prompt = thought_prompt(run, passages, f"{text}\n{deeprag.FINAL}")
-    return (await run.complete(module, prompt, ANSWER_LINE)).whole or ""
+    return Ahead(sentence, tokens, not got.text[len(sentence) :].strip())
 
 
 def thought_prompt(run: Run, passages: Sequence[Passage], text: str) -> str:

@@ -93,7 +93,7 @@ def test_comparisons_are_as_claimed_against_or_undecided(tmp_path: Path):
 
 
 def test_rows_without_answers_are_not_run_and_say_why(tmp_path: Path):
-    found = written(tmp_path, deeprag_wins, unanswered="flare")
+    found = written(tmp_path, deeprag_wins, unanswered="flare,rule=mean")
     assert {cell["why"] for cell in found["cells"] if cell["row"] == "FLARE"} == {"no answers"}
     assert counts(found, "deeprag-flare-unstable")["not run"]
 

@@ -63,40 +63,67 @@ def test_flare_judges_the_tokens_of_the_sentence_only():
 def test_flare_looks_ahead_without_passages():
     llm, found = Tokens([(" Ada", -0.1), (" wrote", -9.0), (" it.", -0.1)]), Found(PASSAGES)
     got = answer("flare,max_sentences=2", llm, found)
-    assert found.queries == ["Ada it."] * 2 or found.queries == ["Ada it."]
-    assert ["Context:" in prompt for prompt in llm.prompts][:3] == [False, True, False]
-    assert got.reasoning == "Ada wrote it."
+    assert found.queries == ["Ada it."] and got.reasoning == "Ada wrote it."
+    assert ["Context:" in prompt for prompt in llm.prompts] == [False, True, True]  # the last one is the answer's
 
 
-def inspection(tokens: Sequence[str], text: str, start: int, entropy: Sequence[float]) -> Inspection:
+@pytest.mark.parametrize("rule", ["least", "mean"])
+def test_flare_has_two_rules_for_an_uncertain_sentence(rule: str):
+    written = [(" Ada", -0.1), (" wrote", -1.0), (" it.", -0.1)]  # mean of 1 - p: 0.27
+    for threshold, queries in ((0.2, 1), (0.3, 0)):
+        found = Found(PASSAGES)
+        answer(f"flare,rule={rule},theta=0.5,threshold={threshold},beta=0.5", Tokens(written), found)
+        assert found.queries == (["Ada it."] if rule == "least" else ["Ada it."] * queries)
+
+
+def inspection(
+    text: str, start: int, entropy: Sequence[float], attention: torch.Tensor | None = None
+) -> Inspection:
+    """The inspection of a text with a token for each word, or for each piece before a bar."""
     spans, at = [], 0
-    for token in tokens:
-        word = token.replace("Ġ", " ")
-        spans.append((at, at + len(word)))
-        at += len(word)
-    assert at == len(text)
-    return Inspection(tuple(tokens), start, tuple(spans), tuple(entropy), torch.ones(len(tokens), len(tokens)))
+    for piece in re.split(r"\||(?= )", text):
+        spans.append((at, at + len(piece)))
+        at += len(piece)
+    tokens = tuple(text.replace("|", "")[slice(*span)] for span in spans)
+    attention = torch.ones(len(tokens), len(tokens)) if attention is None else attention
+    return Inspection(tokens, start, tuple(spans), tuple(entropy), attention)
 
 
-def test_dragin_reads_words_from_the_text():
-    text = "Who? the ( Ada wrote"
-    seen = inspection(["Who?", "Ġthe", "Ġ(", "ĠAda", "Ġwrote"], text, 1, [9.0] * 4)
-    assert dragin.trigger(seen, text, 1.0) == 3  # not the stop word, and not the bracket
+def test_dragin_judges_whole_words_that_are_no_function_words():
+    pieces = "Who? the ( Ada Love|lace wrote"
+    text = pieces.replace("|", "")
+    seen = inspection(pieces, 1, [9.0, 9.0, 2.0, 1.0, 3.0, 0.5])
+    words = dragin.words_of(seen, text)
+    judged = {text[w.start : w.end]: value for w, value in dragin.importance(seen, text, words)}
+    mean = (1 + 1 + 1 + 2 + 1) / 5  # attention of the, (, Ada, Lovelace, wrote
+    assert judged == pytest.approx({"Ada": 2 / mean, "Lovelace": 2 * 2 / mean, "wrote": 0.5 / mean})
 
 
-def test_dragin_goes_on_from_the_token_that_triggers():
-    llm = Replay({"Thought:": " It was Bob.", "Thought: It was": " Ada.", "answer is:": " Ada"})
+def test_dragin_compares_attention_with_the_mean_of_its_sentence():
+    """With plain attention, which sums to one over the prompt, no word ever exceeded the threshold."""
+    text = "Who wrote it? Ada Byron lived"
+    low = torch.full((6, 6), 1e-3)
+    low[5, 4] = 3e-3
+    seen = inspection(text, 3, [1.0, 1.0, 1.0], low)
+    judged = dragin.importance(seen, text, dragin.words_of(seen, text))
+    assert [round(value, 3) for _, value in judged] == [0.6, 1.8, 0.6]
+
+
+@pytest.mark.parametrize(("rewrite", "reasoning"), [("sentence", "So Ada."), ("rest", "It was Ada.")])
+def test_dragin_writes_again_what_is_doubtful(rewrite: str, reasoning: str):
+    said = iter([" It was Bob.", " So Ada." if rewrite == "sentence" else " Ada."])
+    llm = Says(lambda prompt: " Ada" if prompt.endswith("answer is:") else next(said))
 
     async def inspect(prompt: str, text: str) -> Inspection:
-        spans = tuple(match.span() for match in re.finditer(r"\S+|$", prompt + text))
-        tokens = tuple((prompt + text)[slice(*span)] for span in spans)
-        start = next(i for i, span in enumerate(spans) if span[0] >= len(prompt))
-        entropy = tuple(9.0 if token == "Bob." else 0.0 for token in tokens[start:])
-        return Inspection(tokens, start, spans, entropy, torch.ones(len(tokens), len(tokens)))
+        before = len(re.split(r"(?= )", prompt))
+        entropy = [9.0 if word == " Bob." else 0.0 for word in re.split(r"(?= )", text) if word]
+        return inspection(prompt + text, before, entropy)
 
     llm.inspect, llm.abilities = inspect, Abilities(attention=True)
-    got = answer("dragin,max_sentences=1", llm, Found(PASSAGES))
-    assert got.reasoning == "It was Ada." and got.retrievals == 1 and got.answer == "Ada"
+    found = Found(PASSAGES)
+    got = answer(f"dragin,rewrite={rewrite}", llm, found)
+    assert got.reasoning == reasoning and got.answer == "Ada" and len(got.calls) == 3
+    assert found.queries == ["Who?"]  # no other word has content
 
 
 def test_two_hop_rag_searches_with_each_passage():

@@ -310,16 +310,6 @@ async def inspected(prompt: str, text: str) -> Inspection:
     return Inspection(tuple(w[0] for w in words), start, spans, unsure, torch.ones(len(words), len(words)))
 
 
-def test_reasoning_without_an_answer_is_asked_for_one():
-    llm = Replay({"Thought:": " It was Ada", "Thought: It was Ada\nSo the final answer is:": " Ada\n"})
-    got = answer("cot", kit(llm), "Who?")
-    assert (got.answer, got.reasoning, len(got.calls)) == (
-        "Ada",
-        "It was Ada",
-        2,
-    ) and "no final answer" in got.notes["cut"]
-
-
 # -- invalid text ---------------------------------------------------------------------------------------------
 
 CYCLE = json.dumps(
