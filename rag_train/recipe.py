@@ -49,6 +49,10 @@ class Key(NamedTuple):
     default: str
     help: str
 
+    def __str__(self) -> str:
+        about = "section" if self.type == "mapping" else f"{self.type}, {self.default}"
+        return f"{self.name} ({about}): {self.help}"
+
 
 class _Loader(yaml.SafeLoader):
     """A YAML loader for plain data: without aliases, which can grow a few lines to gigabytes, and without dates.

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from rag_train.cli.options import (
     EVALUATION,
@@ -26,18 +24,17 @@ from rag_train.cli.options import (
     announce,
     engine_config,
     kit_config,
+    report,
 )
 from rag_train.errors import UserError
-from rag_train.named_places import named
+from rag_train.named_places import by_name, named, named_places
 
 if TYPE_CHECKING:
     from rag_train.eval.matrix.cell import Cell
     from rag_train.eval.matrix.estimate import CellEstimate
     from rag_train.llm.engines import EngineConfig
     from rag_train.schema import Question
-    from rag_train.table import Table
 
-T = TypeVar("T")
 REPRODUCTION = Path("runs/reproduce/results")
 STRATEGIES = ["direct", "cot", "rag", "deeprag"]
 """Strategies of `rag-train eval` without --strategy."""
@@ -141,11 +138,11 @@ def evaluate(
     if bool(index) == bool(retriever):
         raise UserError("give either --index, or --retriever to compare named retrievers")
     places = [named("--model", text) for text in model or []]
-    models = _by_name("--model", [(name or Path(place).name, place) for name, place in places])
+    models = by_name("--model", [(name or Path(place).name, place) for name, place in places])
     config = kit_config("", index or [], adapter, role, reranker, engine, url, passages, instructions, strategies)
     mapping = parse_columns(columns) if columns else None
     opened = [open_questions(spec, mapping, unanswerable) for spec in questions]
-    datasets = _by_name("--questions", [(name, at_most(asked, sample, seed)) for name, asked in opened])
+    datasets = by_name("--questions", [(name, at_most(asked, sample, seed)) for name, asked in opened])
     counts = ", ".join(
         f"{len(asked)} question{'s' * (len(asked) != 1)} of {name}" for name, asked in datasets.items()
     )
@@ -163,7 +160,7 @@ def evaluate(
         from rag_train.eval.matrix.estimate import estimate_matrix
 
         cells = asyncio.run(estimate_matrix(config, models, strategies, datasets, retrievers, output, seed))
-        _print_estimates({each.cell: [each] for each in cells}, config.engine, as_json)
+        _report_estimates(as_json, {each.cell: [each] for each in cells}, config.engine)
         return
 
     def run(models: dict[str, str]) -> list[Cell]:
@@ -182,10 +179,9 @@ def evaluate(
 
         settings = settings_of_watch(config, strategies, datasets, retrievers)
         best = watch_checkpoints(watch, metric, run_checkpoint, settings)
-        line = f"{watch}/best: {best['checkpoint']}, {metric} {best[metric]:.4f}"
-        print(json.dumps(best) if as_json else line)
+        report(as_json, best, f"{watch}/best: {best['checkpoint']}, {metric} {best[metric]:.4f}")
         return
-    _print_cells(output, run(models), as_json)
+    _report_cells(as_json, output, run(models))
 
 
 @evaluation.command(rich_help_panel=EVALUATION)
@@ -217,7 +213,7 @@ def score(
     answers = [answer for answer in loaded if answer.question_id not in left_out]
     cell = write_cell(output, CellName(name, "predictions", dataset, "", 0), asked, answers, {"predictions": name})
     write_matrix(output, [cell])
-    _print_cells(output, [cell], as_json)
+    _report_cells(as_json, output, [cell])
 
 
 @evaluation.command(rich_help_panel=EVALUATION)
@@ -237,10 +233,7 @@ def compare(
     if len(chosen := cell or []) > 2:
         raise UserError(f"--cell: {len(chosen)} cells; give at most two")
     comparisons = compare_cells(directory, *chosen)
-    if as_json:
-        print(json.dumps([comparison.model_dump(mode="json") for comparison in comparisons]))
-    else:
-        _print_tables([comparison_table(comparisons)])
+    report(as_json, comparisons, comparison_table(comparisons))
 
 
 @evaluation.command(rich_help_panel=EVALUATION)
@@ -255,7 +248,7 @@ def judge(
     announce(f"{directory}: judging its answers with {model}")
     from rag_train.eval.matrix.judge import judge_matrix
 
-    _print_cells(directory, asyncio.run(judge_matrix(directory, model, engine_config(engine, url))), as_json)
+    _report_cells(as_json, directory, asyncio.run(judge_matrix(directory, model, engine_config(engine, url))))
 
 
 @evaluation.command(rich_help_panel=EVALUATION)
@@ -272,10 +265,7 @@ def validate(
     from rag_train.eval.metrics.modules import module_tables, validate_file
 
     scores = asyncio.run(validate_file(model, config, file))
-    if as_json:
-        print(json.dumps([score.model_dump(mode="json") for score in scores]))
-    else:
-        _print_tables(module_tables(scores))
+    report(as_json, scores, *module_tables(scores))
 
 
 @evaluation.command(rich_help_panel=EVALUATION)
@@ -289,63 +279,33 @@ def export(
     from rag_train.eval.matrix.export import export_matrix
 
     files = export_matrix(directory, output, format)
-    print(json.dumps([str(file) for file in files]) if as_json else f"{output}: {len(files):,} files")
+    report(as_json, files, f"{output}: {len(files):,} files")
 
 
-def _print_estimates(groups: Mapping[str, list[CellEstimate]], engine: EngineConfig | None, as_json: bool) -> None:
+def _report_estimates(as_json: bool, groups: Mapping[str, list[CellEstimate]], engine: EngineConfig) -> None:
     """Print what the missing answers of the cells would take, a row for each group."""
     from rag_train.eval.matrix.estimate import estimate_table
 
-    prices = (engine.input_price, engine.output_price) if engine else (0.0, 0.0)
-    if as_json:
-        cells = [each for group in groups.values() for each in group]
-        print(json.dumps([{"cell": each.cell, "asked": each.asked} | each.figures(prices) for each in cells]))
-    elif groups:
-        _print_tables([estimate_table(groups, prices)])
-    else:
-        print("all questions are answered already; the command would only write scores and tables")
+    prices = (engine.input_price, engine.output_price)
+    cells = [each for group in groups.values() for each in group]
+    found = [{"cell": each.cell, "asked": each.asked} | each.figures(prices) for each in cells]
+    nothing = "all questions are answered already; the command would only write scores and tables"
+    report(as_json, found, estimate_table(groups, prices) if groups else nothing)
 
 
-def _print_cells(directory: Path, cells: Sequence[Cell], as_json: bool) -> None:
+def _report_cells(as_json: bool, directory: Path, cells: Sequence[Cell]) -> None:
     """Print the cells, and last what is missing in them."""
     from rag_train.eval.matrix.tables import matrix_tables
 
-    if as_json:
-        print(json.dumps([cell.model_dump(mode="json") for cell in cells]))
-    else:
-        _print_tables(matrix_tables(cells))
+    report(as_json, cells, *matrix_tables(cells))
     _warn(directory, cells)
 
 
 def _warn(directory: Path, cells: Sequence[Cell]) -> None:
     from rag_train.eval.matrix.store import warnings
-    from rag_train.progress import console
 
     for line in warnings(directory, cells):
-        console.print(line, markup=False, soft_wrap=True)
-
-
-def _print_tables(tables: Sequence[Table]) -> None:
-    console = Console()  # standard output; progress and notes are on standard error
-    for table in tables:
-        console.print(table)
-
-
-def named_places(option: str, texts: Sequence[str]) -> dict[str, str]:
-    """Return places by name. Raises UserError if a text is not NAME=PLACE or a name is repeated."""
-    pairs = [named(option, text) for text in texts]
-    for text, (name, _) in zip(texts, pairs, strict=True):
-        if not name:
-            raise UserError(f"{option} {text}: the name is missing; write NAME=PLACE")
-    return _by_name(option, pairs)
-
-
-def _by_name(option: str, pairs: Sequence[tuple[str, T]]) -> dict[str, T]:
-    names = [name for name, _ in pairs]
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    if duplicate is not None:
-        raise UserError(f"{option}: the name {duplicate!r} is given twice; write NAME=PLACE with different names")
-    return dict(pairs)
+        announce(line)
 
 
 @evaluation.command(rich_help_panel=EVALUATION)
@@ -393,11 +353,9 @@ def reproduce(
     paths = {dataset: Path(file) for dataset, file in files.items()}
     source = CheckpointSource(models, paths, config, open_retrievers(index), sample, seed, work / "reproduce")
     if dry_run:
-        _print_estimates(asyncio.run(estimate(paper, table, source)), config.engine, as_json)
+        _report_estimates(as_json, asyncio.run(estimate(paper, table, source)), config.engine)
         return
-    claims = run(paper, table, source, output)
-    if as_json:
-        print(json.dumps([claim.model_dump(mode="json") for claim in claims]))
+    report(as_json, run(paper, table, source, output))
 
 
 @evaluation.command("report", rich_help_panel=EVALUATION)

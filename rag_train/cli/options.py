@@ -164,11 +164,3 @@ def kit_config(
         passages=passages,
         instructions=instructions,
     )
-
-
-def numbers(option: str, text: str) -> list[int]:
-    """Parse comma-separated integers. Raises UserError if ``text`` is anything else."""
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise UserError(f"{option} {text}: not a list of integers; give for example {option} 0,1,2") from None

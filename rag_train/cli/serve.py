@@ -1,14 +1,16 @@
-"""The commands that serve over HTTP. Each command imports heavy modules when it runs."""
+"""The commands that serve over HTTP."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sized
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rag_train.cli.options import (
+    SERVING,
     Adapter,
     Engine,
     Indexes,
@@ -21,6 +23,8 @@ from rag_train.cli.options import (
     announce,
     kit_config,
 )
+from rag_train.errors import UserError
+from rag_train.named_places import named_places
 
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.")]
@@ -32,6 +36,7 @@ ApiKey = Annotated[
     ),
 ]
 
+watching = typer.Typer()
 serving = typer.Typer(no_args_is_help=True, help="Serve over HTTP.")
 
 
@@ -95,3 +100,31 @@ def serve_strategy(
     with listen(host, port) as sock:
         ready = f"{name} with {model} and {next(iter(retrievers.values())).name}: {address(sock)}/"
         serve(open_kit(config, retrievers), name, sock, Access(api_key, host), ready)
+
+
+@watching.command(rich_help_panel=SERVING)
+def board(
+    directory: Annotated[Path, typer.Argument(help="Directory of runs and results.")] = Path("runs"),
+    chat: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=URL",
+            help="A running `rag-train serve strategy` to ask on the page Chat. Repeat it to compare two.",
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.")] = 8080,
+) -> None:
+    """Follow trainings, sweeps, syntheses and evaluations on a local page.
+
+    The page is read-only and is served to this machine only, at http://127.0.0.1:PORT/. With --chat, its
+    page Chat asks two services the same question.
+    """
+    from rag_train.eval.board.chat import Service
+    from rag_train.eval.board.service import serve
+    from rag_train.serving.http import address, listen
+
+    if not directory.is_dir():
+        raise UserError(f"{directory}: no such directory; give the directory that your runs are written to")
+    services = [Service(name, url) for name, url in named_places("--chat", chat or []).items()]
+    with listen("127.0.0.1", port) as sock:
+        serve(directory, services, sock, f"{directory}: {address(sock)}/")

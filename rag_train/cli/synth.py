@@ -115,5 +115,4 @@ def _print_help(method: type[Method[Any, Any]]) -> None:
     starts = " or ".join(f"recipes/{name}.yaml" for name in method.starts)
     print(f"Start from {starts}. `rag-train synth --help` has the options.\n\nKeys of a recipe:")
     for key in describe(method.recipe_type):
-        about = "section" if key.type == "mapping" else f"{key.type}, {key.default}"
-        print(f"  {key.name} ({about}): {key.help}")
+        print(f"  {key}")

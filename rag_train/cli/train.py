@@ -26,7 +26,7 @@ class _TrainCommand(TyperCommand):
         super().format_help(ctx, formatter)
         formatter.write("keys of a recipe:\n")
         for key in describe(TrainRecipe):
-            formatter.write(f"  {key.name} ({key.type}, {key.default}): {key.help}\n")
+            formatter.write(f"  {key}\n")
 
 
 @training.command(cls=_TrainCommand, rich_help_panel=TRAINING)

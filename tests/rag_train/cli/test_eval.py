@@ -15,13 +15,12 @@ from support.matrices import numbered
 from support.paths import MODEL
 
 from rag_train.cli.app import main
-from rag_train.cli.eval import named_places
 from rag_train.errors import UserError
 from rag_train.eval.matrix.cell import load_matrix
 from rag_train.eval.matrix.estimate import bound
 from rag_train.eval.papers.measured import Measurements
 from rag_train.eval.papers.sources import Request
-from rag_train.named_places import named
+from rag_train.named_places import named, named_places
 from rag_train.retrieval.index.open import build_index
 from rag_train.strategies.base import STRATEGIES, Named
 from rag_train.strategies.baselines.reader import Direct
