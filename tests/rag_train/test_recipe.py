@@ -51,6 +51,7 @@ def test_values_and_overrides(recipe_file: Path):
     recipe = load_recipe(TrainRecipe, recipe_file, ["stage=dpo", "dpo.beta=.5"])
     assert (recipe.dpo, recipe.sft) == (DPORecipe(beta=0.5), None)
     assert load_recipe(TrainRecipe, recipe_file, ["lora=null"]).lora is None
+    assert [LoraRecipe(r=r).alpha for r in (8, 16, 64)] == [16, 32, 128]
 
 
 def refusal(recipe: TrainRecipe, processes: int) -> str | None:
@@ -97,8 +98,12 @@ def test_saved_recipe_reads_back_equal(recipe_file: Path, tmp_path: Path):
         ("lr: 1e-5", "lr: 0", "{file}, line 5: lr: input should be greater than 0, not 0; give float"),
         ("stage: sft", "stage: ppo",
          "{file}, line 1: stage: input should be 'sft', 'dpo' or 'rl', not \"ppo\"; give sft|dpo|rl"),
-        ("epochs: 1\n", "", "{file}, line 1: missing key 'epochs'; add `epochs: <float>` "
-         "(Passes over the data (the authors use 1 for sft, 8 for dpo).)"),
+        ("lr: 1e-5\n", "", "{file}, line 1: missing key 'lr'; add `lr: <float>` "
+         "(Peak learning rate (the authors use 1e-5 for sft, 5e-7 for dpo; 1e-6 is usual for rl).)"),
+        ("epochs: 1\n", "", "{file}, line 1: epochs: missing; give epochs (passes over the data) or steps, not "
+         "both"),
+        ("epochs: 1\n", "epochs: 1\nsteps: 5\n", "{file}, line 6: epochs: steps=5 is given as well; give epochs "
+         "(passes over the data) or steps, not both"),
         ("sft.jsonl", "gone.jsonl",
          "{file}, line 3: data: no file '{dir}/gone.jsonl'; give the path of an existing file"),
         ("epochs: 1", "epochs: 1\npack_tokens: 9", "{file}, line 7: unknown key 'pack_tokens'; did you mean "
@@ -113,7 +118,7 @@ def test_saved_recipe_reads_back_equal(recipe_file: Path, tmp_path: Path):
         ("model: some/model", "model: &m some/model\nresume: *m", "{file}, line 3: not valid YAML (aliases such as "
          "*name are not read); fix the syntax on that line"),
         ("epochs: 1", "epochs: 2024-02-30", "{file}, line 6: epochs: input should be a valid number, not "
-         "\"2024-02-30\"; give float"),
+         "\"2024-02-30\"; give float or null"),
         ("epochs: 1", "epochs: 0b_", "{file}, line 1: not valid YAML (invalid literal for int() with base 2: ''); "
          "fix the syntax on that line"),
         ("epochs: 1", "? [a, b]\n: 1", "{file}, line 6: not valid YAML (a key is not a name); "

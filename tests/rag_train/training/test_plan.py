@@ -145,8 +145,9 @@ def test_operations_are_six_for_a_weight_and_token_and_two_more_when_recomputed(
     inner = stored.model.parameters - 2 * head  # embeddings and head; biases and norms are few
     assert stored.operations == pytest.approx(6 * tokens * (inner + head / 2), rel=1e-3)
     assert seven_billion(8).operations / stored.operations == pytest.approx(8 / 6)
-    twice = replace(stored, recipe=replace(stored.recipe, epochs=2))
-    assert twice.operations == pytest.approx(2 * stored.operations)
+    for length in ({"epochs": 2}, {"epochs": None, "steps": 2 * stored.steps}):
+        twice = replace(stored, recipe=replace(stored.recipe, **length))
+        assert twice.steps == 2 * stored.steps and twice.operations == pytest.approx(2 * stored.operations)
     paired = replace(stored, recipe=replace(stored.recipe, stage="dpo", sft=None, dpo=DPORecipe(layout="tree")))
     assert paired.operations / stored.operations == pytest.approx(8 / 6)  # a forward pass for the reference
     adapted = seven_billion(8, gradient_checkpointing=False, lora=LoraRecipe())
