@@ -1,121 +1,309 @@
-"""Attacks on killed builds, strangers' files and services (make bench NAME=attack).
+"""Malformed teacher output, and attacks on the retrieval service (make bench NAME=attack).
 
-Everything happens in a temporary directory and on the loopback interface. Nothing but refusals and harmless
-outcomes is expected. Writes attack.json and attack.md.
+Teachers: for any text, a parser must return a value of its type or None, a plan must be valid or rejected by a
+PlanError with a reason, a factory's outcome must be writable as JSON, and no code may be executed, opened or
+imported. Requests: nothing but refusals and harmless outcomes is expected, and an ordinary client must wait little.
+Everything happens in a temporary directory and on the loopback interface. Exits with 1 if any code was executed.
+Writes attack.json and attack.md.
 """
 
 from __future__ import annotations
 
-import http.client
+import asyncio
+import copy
+import importlib
 import json
-import multiprocessing
-import os
+import pkgutil
 import random
-import re
-import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
-from itertools import count
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
-from rag_train.errors import UserError
-from rag_train.eval.benchmarks.harness import benchmark_parser, save
-from rag_train.jobs.files import sha256
-from rag_train.progress import console
-from rag_train.schema import Passage
+import httpx
+
+from rag_train import formats
+from rag_train.data_synth.methods import compound, hanrag
+from rag_train.data_synth.registry import METHODS
+from rag_train.eval.benchmarks.harness import benchmark_parser, free_port, save, wait_for
+from rag_train.formats.planrag import PLAN, PlanError, parse_plan, problems, to_tuples
+from rag_train.formats.tasks import Task
+from rag_train.jobs.items import Outcome
+from rag_train.llm.base import Completion, Sampling, Usage
+from rag_train.progress import console, progress
+from rag_train.schema import GoldStep, Passage, Question
+from rag_train.strategies import baselines
+from rag_train.strategies.base import Kit
 from rag_train.table import Table
 
 PASSAGES = 32_000
 """Passages of the retrieval service."""
-
-# -- kills -------------------------------------------------------------------------------------------------------
-
-KILL_POINTS = ("fsync", "link", "mkdir", "rename", "replace", "rmdir", "unlink")
-"""Functions of `os` that change or secure files; a build is killed before and after each call of them."""
+PARTS = ("teachers", "requests")
+"""Parts of the campaign."""
 
 
-class _Killed(BaseException):
-    """Ends a build like a kill: the code under attack does not catch it."""
+def main() -> None:
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--cases", type=int, default=100_000, help="malformed texts")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the texts")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="parts to measure (default: all)")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    if "teachers" in options.parts:
+        with progress("malformed answers", options.cases) as advance:
+            seen = asyncio.run(fuzz(options.cases, options.seed, advance))
+        rows += [row(f"malformed answers, {name}", outcomes) for name, outcomes in seen.items()]
+    if "requests" in options.parts:
+        with tempfile.TemporaryDirectory() as scratch:
+            rows += retrieval_service(Path(scratch))
+    table = Table(
+        title="Attacks",
+        caption=f"What happened; the retrieval service has {PASSAGES:,} passages.",
+        columns=["Attack", "Cases", "What happened", "An ordinary client's longest wait, ms"],
+        rows=[
+            [
+                each["attack"],
+                f"{each['cases']:,}",
+                "; ".join(f"{count:,} × {outcome}" for outcome, count in each["outcomes"].items()) or "nothing",
+                str(each.get("longest_wait_ms", "")),
+            ]
+            for each in rows
+        ],
+    )
+    save(options.output, "attack", {"seed": options.seed, "attacks": rows}, table)
+    sys.exit(any(each["cases"] for each in rows if each["attack"].endswith("executed")))
 
 
-def killed(work: Callable[[], object], point: int) -> bool:
-    """Kill ``work`` at a point: 2n is before, 2n + 1 after the n-th call of `KILL_POINTS`.
+# -- malformed teacher output ------------------------------------------------------------------------------------
 
-    From then on every call fails, as a dead process does nothing. Returns whether there was such a point.
-    """
-    calls = 0
+EXECUTING = ("exec", "import", "open", "os.system", "os.exec", "os.spawn", "os.posix_spawn", "subprocess.Popen")
+"""Audit events (PEP 578) of executed code and of its typical first actions."""
 
-    def deadly(name: str) -> Callable[..., Any]:
-        real = getattr(os, name)
+WELL_FORMED = (
+    '{"thought":"I need to know: Who directed it?","retrieve":true}',
+    '[{"entity":"Moby Dick","queries":["Who directed Moby Dick?","director"]}]',
+    '{"thought":"two things","decomposition":["Who directed Moby Dick?","When was Moby Dick made?"]}',
+    '[{"id":"Q1.1","question":"Who directed Moby Dick?","parents":[]},'
+    '{"id":"Q2.1","question":"Where was <A1.1> born?","parents":["Q1.1"]}]',
+    '[("Q: Where?", "Q1.1: Who directed Moby Dick?"), ("Q1.1: Who?", "Q2.1: Where was <A1.1> born?")]',
+    '{"Response":"John Huston"}',
+    '{"Question":"Who directed Moby Dick?","Answer":"John Huston"}',
+    " Moby Dick was directed by John Huston.",
+    " true",
+    " complex question",
+    " no",
+    "10",
+)
+PIECES = (
+    '"', "'", "[", "]", "{", "}", "(", ")", ",", ":", "\\", "\n", "\r\n", "\t", "\x00", "\x1b[31m", "\u2028",
+    "\ufeff", "null", "NaN", "-Infinity", "1e999", "9" * 5000, "0x1F", "True", "```json\n", "\n```", "<think>",
+    "</s>", "\\ud800", "\\u0000", "\\x00", "\\N{BULLET}", "𝔸", "é", "e\u0301", "日本", "🎬", "<A1.1>", "<A9.9>",
+    "< a 1 . 1 >", "Q1.1", "Q1.1:", "Q99999999999999999999.1", '"parents":["Q2.1"]', '"id":', "Context: a: b",
+    "Question:",
+    "__import__('os').system('true')", "exec('1')", "open('/etc/passwd').read()", "().__class__.__bases__",
+    "lambda: 0", "*" * 50, "- " * 200, "[" * 300, "(" * 300, '{"a":' * 300, "'a'" * 50, "-" * 3000, " ",
+)  # fmt: skip
+VALUES = (
+    None, True, 0, -1, 1e308, "", " ",
+    "Q1.1", "Q1.2", "q 2 . 1", "Q3.1", "Q", "A1.1", "<A1.1>", "<A2.1> or <A9.9>?",
+    "Where was the director of Moby Dick born?", "Who directed Moby Dick?", "who directed moby dick", "Moby Dick",
+    "John Huston", "Nevada", "nothing", "no", "a\nb", "\u2028", [], ["Q1.1"], ["Q2.1"], ["Q1.1", "Q2.1"], [[]],
+    {}, {"id": "Q1.2", "question": "When was it made?", "parents": []},
+    {"entity": "moby dick.", "queries": ["Director"]},
+    [{"id": f"Q1.{i}", "question": f"{i}?"} for i in range(20)], "x" * 10_000,
+)  # fmt: skip
 
-        def call(*arguments: Any, **options: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if point <= 2 * (calls - 1):
-                raise _Killed
-            done = real(*arguments, **options)
-            if point < 2 * calls:
-                raise _Killed
-            return done
+FILM = Passage(id="f", title="Moby Dick", text="Moby Dick is a 1956 film. It was directed by John Huston.")
+QUESTION = Question(
+    id="q",
+    question="Where was the director of Moby Dick born?",
+    answers=["Nevada", "no", "true", "10", "John Huston"],
+    decomposition=[
+        GoldStep(subquery="Who directed Moby Dick?", answer="John Huston", entity="Moby Dick"),
+        GoldStep(subquery="Where was John Huston born?", answer="Nevada", entity="John Huston"),
+    ],
+    metadata={hanrag.ROUTED: [""], hanrag.JUDGED: [0, 1]},
+)
 
-        return call
 
+def malformed(rng: random.Random) -> str:
+    """Return a well-formed answer with up to six changes to its JSON values or to its text."""
+    text = rng.choice(WELL_FORMED)
     try:
-        with ExitStack() as patches:
-            for name in KILL_POINTS:
-                patches.enter_context(patch.object(os, name, deadly(name)))
-            work()
-    except _Killed:
-        return True
-    return False
+        value = json.loads(text) if rng.random() < 0.5 else None
+    except ValueError:
+        value = None
+    if isinstance(value, dict | list):
+        for _ in range(rng.randint(1, 4)):
+            _change(value, rng)
+        text = json.dumps(value, ensure_ascii=rng.random() < 0.5)
+    for _ in range(rng.randint(0, 2) if value else rng.randint(1, 6)):
+        at, to = sorted((rng.randint(0, len(text)), rng.randint(0, len(text))))
+        match rng.randrange(7):
+            case 0:
+                text = text[:to]
+            case 1:
+                text = text[:at] + text[to:]
+            case 2:
+                text = text[:to] + text[at:]
+            case 3 | 4:
+                text = text[:at] + rng.choice(PIECES) + text[at:]
+            case 5:
+                text = text[:at] + chr(rng.choice((rng.randrange(32, 127), rng.randrange(0xD800)))) + text[at + 1 :]
+            case 6:
+                text = text[:at] + rng.choice(WELL_FORMED) + text[to:]
+    return text
 
 
-def killed_builds(kind: str, scratch: Path) -> Counter[str]:
-    """Kill the replacement of an index at every point, build again, and count what was found."""
-    old, new = corpus(20, seed=0), corpus(30, seed=1)
-    build(kind, old, scratch / "old")
-    seen: Counter[str] = Counter()
-    for point in count():
-        root = scratch / str(point)
-        shutil.copytree(scratch / "old", root / "index")
-        if not killed(lambda to=root / "index": build(kind, new, to), point):
-            return seen
-        left = "an index in place" if (root / "index").exists() else "the index put back by the next build"
-        try:
-            build(kind, new, root / "index")
-            found = sorted(path.name for path in root.iterdir())
-            right = found == ["index"] and open_and_search(root / "index") == HARMLESS
-            seen[f"{left}; built again" if right else f"built again wrongly: {found}"] += 1
-        except Exception as error:
-            seen[f"not built again: {type(error).__name__}: {error}"[:200]] += 1
-        shutil.rmtree(root)
-    raise AssertionError("count() does not end")
+def _change(value: Any, rng: random.Random) -> None:
+    """Replace, remove or repeat an item at a random depth of ``value``."""
+    items = value.values() if isinstance(value, dict) else value
+    inner = [item for item in items if isinstance(item, dict | list)]
+    if inner and rng.random() < 0.8:
+        return _change(rng.choice(inner), rng)
+    keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+    if not keys:
+        return None
+    key = rng.choice(keys)
+    match rng.randrange(4):
+        case 0 | 1:
+            value[key] = copy.deepcopy(rng.choice(VALUES))
+        case 2:
+            del value[key]
+        case 3 if isinstance(value, list):
+            value.append(copy.deepcopy(value[0]))
+    return None
 
 
-def build(kind: str, passages: list[Passage], directory: Path) -> None:
-    from rag_train.retrieval.index import bm25, dense, lucene
+def tasks() -> dict[str, Task]:
+    """Return all tasks of the formats and baselines by name."""
+    modules: list[Any] = [compound]
+    for package in (formats, baselines):
+        names = [name for _, name, _ in pkgutil.iter_modules(package.__path__)]
+        modules += [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, Task)]
+    return {task.name: task for task in found}
 
-    match kind:
-        case "bm25":
-            bm25.build_bm25(passages, directory)
-        case "lucene":
-            lucene.build_lucene(passages, directory)
-        case _:
-            dense.build_dense(passages, directory, dense.DenseConfig(kind=kind))
+
+class Teacher:
+    """An engine that writes malformed answers."""
+
+    name, tokenizer = "teacher", SimpleNamespace(chat_template=None)
+
+    def __init__(self, rng: random.Random):
+        self.rng = rng
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        return Completion(malformed(self.rng), (), Usage(1, 1))
+
+    async def aclose(self) -> None: ...
+
+
+class OnePassage:
+    """A retriever that always returns the same passage."""
+
+    identity = "one passage"
+
+    async def search(self, query: str, k: int) -> list[Passage]:
+        return [FILM]
+
+    async def search_all(self, queries: list[str], k: int) -> list[list[Passage]]:
+        return [[FILM] for _ in queries]
+
+
+def factories(rng: random.Random) -> dict[str, Callable[[], Awaitable[Outcome]]]:
+    """Return all factories by name, each run on one question with a `Teacher`."""
+    parts: dict[str, Any] = {"llm": Teacher(rng), "retriever": OnePassage()}
+    kit = Kit(**parts, instructions=False)
+    common: dict[str, Any] = {"questions": [], "index": "", "output": "", "model": "t", "instructions": False}
+
+    def module(name: str, question: Question) -> Callable[[], Awaitable[Outcome]]:
+        method: Any = METHODS[name]
+        return lambda: method(method.recipe_type(**common), [], kit.retriever, kit).outcome(question)
+
+    entity = compound.Entity(id="e", name="Moby Dick", split="train")
+    # Without a gold plan: comparing two plans makes networkx define a dataclass, which executes code.
+    bare = QUESTION.model_copy(update={"decomposition": []})
+    benchmark = compound.CompoundRecipe(index="", output="", model="t", instructions=False)
+    return {
+        "dualrag": module("dualrag", QUESTION),
+        "hanrag": module("hanrag", QUESTION),
+        "planrag": module("planrag", bare),
+        "compound": lambda: compound.CompoundData(benchmark, [], kit).outcome(entity),
+    }
+
+
+@contextmanager
+def count_executed() -> Iterator[Counter[str]]:
+    """Count the audit events of executed code. PEP 578 cannot remove the hook, so it stays without effect."""
+    events: Counter[str] = Counter()
+    watching = True
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if watching and event in EXECUTING:
+            events[event] += 1
+
+    sys.addaudithook(hook)
+    try:
+        yield events
+    finally:
+        watching = False
+
+
+async def fuzz(
+    cases: int, seed: int, advance: Callable[[int], None] = lambda done: None
+) -> dict[str, Counter[str]]:
+    """Count what parsers and factories make of ``cases`` malformed texts, by parser and reason.
+
+    Errors that are not documented are raised.
+    """
+    rng = random.Random(seed)
+    known, runners = tasks(), factories(rng)
+    seen: dict[str, Counter[str]] = {"parsers": Counter(), "plans": Counter()} | {
+        name: Counter() for name in runners
+    }
+    for run in runners.values():  # complete all late imports
+        await run()
+    with count_executed() as events:
+        for case in range(cases):
+            text = malformed(rng)
+            for task in known.values():
+                answer = task.parse(text)
+                seen["parsers"]["not of the task's type" if answer is None else "read"] += 1
+                if answer is not None:
+                    task.completion(answer).encode()
+            seen["plans"][_plan(text)] += 1
+            name = list(runners)[case % len(runners)]
+            outcome = await runners[name]()
+            for record in (*outcome.records, *outcome.rejected):
+                json.dumps(record.model_dump(mode="json"), ensure_ascii=False).encode()
+            seen[name].update(rejected.reason for rejected in outcome.rejected)
+            seen[name]["records kept"] += len(outcome.records)
+            advance(1)
+    seen["executed"] = events
+    return seen
+
+
+def _plan(text: str) -> str:
+    try:
+        plan = parse_plan(text, QUESTION.question)
+    except PlanError as error:
+        return error.reason
+    assert not problems(plan), (text, problems(plan))
+    assert not plan.nodes or parse_plan(to_tuples(plan, QUESTION.question), QUESTION.question) == plan, text
+    return "a plan" if PLAN.parse(text) is not None else "a plan of tuples"
+
+
+# -- requests ----------------------------------------------------------------------------------------------------
 
 
 def corpus(size: int, seed: int) -> list[Passage]:
@@ -128,182 +316,72 @@ def corpus(size: int, seed: int) -> list[Passage]:
     return [Passage(id=str(i), title=rng.choice(words), text=text) for i, text in enumerate(texts)]
 
 
-# -- strangers' files --------------------------------------------------------------------------------------------
+def retrieval_service(scratch: Path) -> Iterator[dict[str, Any]]:
+    """Load the retrieval service with each attack while an ordinary client searches, and yield a row for each."""
+    from rag_train.retrieval.index.bm25 import build_bm25
 
-HARMLESS = "opened, harmless"
-QUERIES = ("Who directed the film?", "born in the capital", 'title:"the" +film -x')
-EXTREMES = (b"\x00", b"\xff", b"\x7f", b"\x80")
-
-
-def corrupt(directory: Path, rng: random.Random) -> None:
-    """Damage one file of an index and write its new hash into the manifest, as a forger would."""
-    manifest = json.loads((directory / "index.json").read_text())
-    name = rng.choice([*manifest["files"], "index.json"])
-    path = directory / name
-    path.write_bytes(damaged(path.read_bytes(), rng))
-    if name != "index.json":
-        manifest["files"][name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-        (directory / "index.json").write_text(json.dumps(manifest))
-
-
-def damaged(whole: bytes, rng: random.Random) -> bytes:
-    """Return bytes with a part overwritten, cut off or added."""
-    data = bytearray(whole)
-    at, size = rng.randrange(len(data) + 1), rng.choice((1, 4, 8))
-    match rng.randrange(4):
-        case 0:
-            data[at : at + size] = rng.choice(EXTREMES) * size
-        case 1:
-            data[at : at + size] = rng.randbytes(size)
-        case 2:
-            del data[at:]
-        case 3:
-            data[at:at] = rng.randbytes(size)
-    return bytes(data)
-
-
-def open_and_search(directory: Path) -> str:
-    """Open and search an index, and return the outcome; the process ends itself after one minute."""
-    from rag_train.retrieval.index.open import load_index
-
-    signal.alarm(60)
-    warnings.simplefilter("ignore")  # NumPy's, about damaged numbers
+    passages, port = corpus(PASSAGES, seed=0), free_port()
+    build_bm25(passages, scratch / "index")
+    command = [
+        sys.executable,
+        "-m",
+        "rag_train.cli",
+        "serve",
+        "retriever",
+        str(scratch / "index"),
+        "--port",
+        str(port),
+    ]
+    process = subprocess.Popen([*command, "--port", str(port)], stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
     try:
-        load_index(directory).search(QUERIES, 50)
-    except UserError as error:
-        return "refused in one line" if "\n" not in str(error) else "refused in several lines"
-    except BaseException as error:
-        return f"traceback: {type(error).__name__}: {error}"[:300]
-    finally:
-        signal.alarm(0)
-    return HARMLESS
-
-
-def corrupted_indexes(source: Path, cases: int, scratch: Path) -> Counter[str]:
-    """Open corrupted copies of an index in another process, which may crash, and count the outcomes."""
-    rng, seen = random.Random(0), Counter[str]()
-    with ExitStack() as stack:
-        pool = stack.enter_context(_process())
-        for _ in range(cases):
-            shutil.copytree(source, scratch / "copy")
-            corrupt(scratch / "copy", rng)
-            try:
-                seen[pool.submit(open_and_search, scratch / "copy").result()] += 1
-            except BrokenProcessPool:
-                seen["process died"] += 1
-                pool = stack.enter_context(_process())
-            shutil.rmtree(scratch / "copy")
-    return seen
-
-
-def _process() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-
-
-YAML_PIECES = (
-    "&a ", "*a", "<<: *a", "!!binary ", "!!timestamp ", "!!python/object/apply:os.system ", "2024-02-30", "0b_",
-    "0x_", "9" * 5000, "[" * 3000, "{" * 3000, "? ", "- ", ": ", "\n", "\t", "'", '"', '"\\ud800"', "%YAML 9.9",
-    "---", "...", ".inf", ".nan", "1e999", "~", "\x00", "\u2028", "x" * 100_000, "null", "!", "|", ">",
-)  # fmt: skip
-
-
-def hostile_recipes(cases: int, scratch: Path) -> Counter[str]:
-    """Read shipped recipes with up to four hostile pieces in them, and count the outcomes."""
-    from rag_train.package_files import packaged
-    from rag_train.training.recipe import TrainRecipe
-
-    rng, seen = random.Random(0), Counter[str]()
-    text = packaged("recipes/deeprag_sft.yaml").read_text(encoding="utf-8")
-    for _ in range(cases):
-        changed = text
-        for _ in range(rng.randint(1, 4)):
-            at = rng.randrange(len(changed))
-            changed = changed[:at] + rng.choice(YAML_PIECES) + changed[at + rng.randint(0, 9) :]
-        (scratch / "recipe.yaml").write_text(changed, encoding="utf-8")
-        seen[_read_recipe(TrainRecipe, scratch / "recipe.yaml")] += 1
-    return seen
-
-
-def _read_recipe(cls: type, path: Path) -> str:
-    from rag_train.recipe import load_recipe
-
-    try:
-        load_recipe(cls, path, [f"data={path}"])
-    except UserError as error:
-        return "refused in one line" if "\n" not in str(error) else "refused in several lines"
-    except Exception as error:
-        return f"traceback: {type(error).__name__}: {error}"[:200]
-    return "read, harmless"
-
-
-def corrupted_checkpoints(cases: int, scratch: Path) -> Counter[str]:
-    """Count what the check before an engine's start says of checkpoints of which one file is corrupted."""
-    from rag_train.llm.checkpoint import check_checkpoint
-    from rag_train.worlds.mini.pretrain import PretrainConfig, pretrained
-    from rag_train.worlds.mini.world import World, WorldConfig
-
-    rng, seen = random.Random(0), Counter[str]()
-    model, _ = pretrained(World(WorldConfig()), PretrainConfig(), Path("runs/demo/base"))
-    for _ in range(cases):
-        shutil.copytree(model, scratch / "model")
-        path = scratch / "model" / rng.choice(("config.json", "tokenizer.json", "model.safetensors"))
-        path.write_bytes(damaged(path.read_bytes(), rng))
-        try:
-            check_checkpoint(str(scratch / "model"))
-            seen["accepted: weights or settings changed, none of them code"] += 1
-        except UserError as error:
-            seen["refused in one line" if "\n" not in str(error) else "refused in several lines"] += 1
-        except BaseException as error:
-            seen[f"traceback: {type(error).__name__}: {error}"[:200]] += 1
-        shutil.rmtree(scratch / "model")
-    return seen
-
-
-# -- services ----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def service(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `rag-train serve ...` on a free port; yield the process and the address."""
-    command = [sys.executable, "-m", "rag_train.cli", "serve", *arguments, "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": "200"})
-    try:
-        assert process.stderr
-        yield process, next(found[0] for line in process.stderr if (found := re.search(r"127\.0\.0\.1:\d+", line)))
+        wait_for(port, process)
+        for name, attack in attacks(passages).items():
+            with probing(url) as seconds:
+                outcomes = attack(url)
+            yield row(name, outcomes) | {"longest_wait_ms": round(1000 * max(seconds, default=0))}
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
-def post(address: str, path: str, body: bytes, headers: dict[str, str] | None = None) -> str:
-    """Send a request and return the status, or the name of the error."""
-    connection = http.client.HTTPConnection(address, timeout=120)
+def attacks(passages: list[Passage]) -> dict[str, Callable[[str], Counter[str]]]:
+    """Return loads on the service by what they do; each takes its address and returns what happened."""
+    rng = random.Random(0)
+    words = sorted({word for passage in passages[:3000] for word in passage.text.split()})
+    long = {"queries": [" ".join(rng.choices(words, k=2000)) for _ in range(1000)], "k": 10}
+
+    def requests(*bodies: dict[str, Any]) -> Callable[[str], Counter[str]]:
+        def run(url: str) -> Counter[str]:
+            with ThreadPoolExecutor(50) as pool:
+                return Counter(pool.map(lambda body: search(url, body), bodies))
+
+        return run
+
+    return {
+        "2 queries of 4 MiB of one word": requests(*[{"queries": ["film " * (2**22 // 5)], "k": 10}] * 2),
+        "1,000 queries of 10,000 characters in one request": requests(long),
+        "8 such requests at once": requests(*[long] * 8),
+        "1,024 queries with k = 100": requests({"queries": ["film"] * 1024, "k": 100}),
+        "500 connections with half a head": half_sent,
+    }
+
+
+def search(url: str, body: dict[str, Any]) -> str:
+    """Send a search and return the status, or the name of the error."""
     try:
-        connection.request("POST", path, body, {"Content-Type": "application/json"} | (headers or {}))
-        response = connection.getresponse()
-        response.read()
-        return str(response.status)
-    except OSError as error:
+        return str(httpx.post(f"{url}/search", json=body, timeout=120).status_code)
+    except httpx.HTTPError as error:
         return type(error).__name__
-    finally:
-        connection.close()
 
 
-def search(queries: list[str], k: int) -> bytes:
-    return json.dumps({"queries": queries, "k": k}).encode()
-
-
-def open_socket(address: str, sent: bytes) -> socket.socket:
-    host, port = address.split(":")
-    sock = socket.create_connection((host, int(port)), timeout=60)
-    sock.sendall(sent)
-    return sock
-
-
-def half_sent(address: str, sent: bytes, connections: int, seconds: float) -> Counter[str]:
-    """Open connections that send no more, and count how many the service has closed after ``seconds``."""
-    sockets = [open_socket(address, sent) for _ in range(connections)]
-    time.sleep(seconds)
+def half_sent(url: str) -> Counter[str]:
+    """Open 500 connections that send no more, and count those that the service has closed after 35 seconds."""
+    address = ("127.0.0.1", int(url.rpartition(":")[2]))
+    sockets = [socket.create_connection(address, 60) for _ in range(500)]
+    for sock in sockets:
+        sock.sendall(b"POST /search HT")
+    time.sleep(35)
     seen: Counter[str] = Counter()
     for sock in sockets:
         sock.setblocking(False)
@@ -315,62 +393,16 @@ def half_sent(address: str, sent: bytes, connections: int, seconds: float) -> Co
     return seen
 
 
-def leavers(address: str, body: bytes, connections: int) -> Counter[str]:
-    """Send large searches and leave without waiting for an answer."""
-    head = f"POST /search HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
-    whole = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-    for _ in range(connections):
-        open_socket(address, whole).close()
-    return Counter({"left": connections})
-
-
-Attack = Callable[[str], Counter[str]]
-
-
-def searches_attacks(passages: list[Passage]) -> dict[str, Attack]:
-    """Attacks on the retrieval service, by what they do."""
-    rng = random.Random(0)
-    words = sorted({word for passage in passages[:3000] for word in passage.text.split()})
-
-    def long() -> str:
-        return " ".join(rng.choices(words, k=2000))
-
-    def requests(path: str, bodies: list[bytes], headers: dict[str, str] | None = None) -> Attack:
-        def run(address: str) -> Counter[str]:
-            with ThreadPoolExecutor(50) as pool:
-                return Counter(pool.map(lambda body: post(address, path, body, headers), bodies))
-
-        return run
-
-    many = search([long() for _ in range(1000)], 10)
-    bad = [search(["film"], 5)[: rng.randrange(1, 30)] + rng.randbytes(rng.randrange(20)) for _ in range(1000)]
-    plain = [search(["film"], 5)]
-    return {
-        "2 queries of 4 MiB of one word": requests("/search", [search(["film " * (2**22 // 5)], 10)] * 2),
-        "1,000 queries of 10,000 characters in one request": requests("/search", [many]),
-        "8 such requests at once": requests("/search", [many] * 8),
-        "50 such requests whose clients leave": lambda address: leavers(address, many, 50),
-        "1,024 queries with k = 100": requests("/search", [search(["film"] * 1024, 100)]),
-        "k = 1,000,000,000": requests("/search", [search(["film"], 10**9)]),
-        "a body of 64 MiB": requests("/search", [b" " * 2**26]),
-        "1,000 bodies that are no request": requests("/search", bad),
-        "another site's Origin": requests("/search", plain, {"Origin": "http://page.example"}),
-        "another site's Host": requests("/search", plain, {"Host": "page.example"}),
-        "a form's Content-Type": requests("/search", plain, {"Content-Type": "text/plain"}),
-        "500 connections with half a head": lambda address: half_sent(address, b"POST /search HT", 500, 35),
-    }
-
-
 @contextmanager
-def probing(send: Callable[[], str]) -> Iterator[list[float]]:
-    """Send an ordinary request again and again; the list gets the seconds that each takes."""
+def probing(url: str) -> Iterator[list[float]]:
+    """Send an ordinary search again and again; the list gets the seconds that each takes."""
     seconds: list[float] = []
     done = threading.Event()
 
     def probe() -> None:
         while not done.is_set():
             start = time.perf_counter()
-            assert send() == "200"
+            assert search(url, {"queries": ["Who directed the film?"], "k": 5}) == "200"
             seconds.append(time.perf_counter() - start)
 
     thread = threading.Thread(target=probe)
@@ -382,99 +414,9 @@ def probing(send: Callable[[], str]) -> Iterator[list[float]]:
         thread.join()
 
 
-def attacked(address: str, attacks: dict[str, Attack], send: Callable[[], str]) -> Iterator[dict[str, Any]]:
-    """Make each attack while an ordinary client sends queries; yield the outcomes and its longest wait."""
-    for name, attack in attacks.items():
-        with probing(send) as seconds:
-            outcomes = attack(address)
-        yield row(name, outcomes) | {
-            "longest_wait_ms": round(1000 * max(seconds, default=0)),
-            "ordinary": len(seconds),
-        }
-
-
-def stopped(process: subprocess.Popen[str], address: str, path: str) -> Counter[str]:
-    """Stop a service that has half a request, and return the outcome with the seconds rounded up."""
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
-    )
-    with open_socket(address, head.encode()):
-        start = time.perf_counter()
-        process.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(60)
-            return Counter([f"ended after {time.perf_counter() - start:.0f} s"])
-    return Counter(["still running after 60 s"])
-
-
-def retrieval_service(scratch: Path) -> Iterator[dict[str, Any]]:
-    passages = corpus(PASSAGES, seed=0)
-    build("bm25", passages, scratch / "large")
-    with service("retriever", str(scratch / "large")) as (process, address):
-        body = search(["Who directed the film?"], 5)
-        yield from attacked(address, searches_attacks(passages), lambda: post(address, "/search", body))
-        yield row("SIGTERM during half a request", stopped(process, address, "/search"))
-
-
 def row(attack: str, outcomes: Counter[str]) -> dict[str, Any]:
     console.print(attack, dict(outcomes))
     return {"attack": attack, "cases": outcomes.total(), "outcomes": dict(outcomes.most_common())}
-
-
-def killed_indexes(scratch: Path) -> list[dict[str, Any]]:
-    rows = []
-    for kind in KINDS[:2]:
-        (scratch / kind).mkdir()
-        rows.append(row(f"replacing an index, {kind}", killed_builds(kind, scratch / kind)))
-    return rows
-
-
-def strangers_files(cases: int, scratch: Path) -> list[dict[str, Any]]:
-    rows = [
-        row("recipe with hostile pieces", hostile_recipes(10 * cases, scratch)),
-        row("checkpoint", corrupted_checkpoints(cases, scratch)),
-    ]
-    for kind in KINDS:
-        build(kind, corpus(200, seed=0), scratch / kind)
-        rows.append(row(f"index, {kind}", corrupted_indexes(scratch / kind, cases, scratch)))
-    return rows
-
-
-KINDS = ("bm25", "lucene", "Flat", "HNSW16", "IVF2,Flat")
-PARTS = ("kills", "files", "requests")
-"""Parts of the campaign."""
-
-
-def main() -> None:
-    parser = benchmark_parser(__doc__)
-    parser.add_argument("--cases", type=int, default=300, help="corrupted files of each kind")
-    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="parts to measure (default: all)")
-    options = parser.parse_args()
-    measures: dict[str, Callable[[Path], Iterable[dict[str, Any]]]] = {
-        "kills": killed_indexes,
-        "files": partial(strangers_files, options.cases),
-        "requests": retrieval_service,
-    }
-    result: dict[str, list[dict[str, Any]]] = {}
-    for part in options.parts:
-        with tempfile.TemporaryDirectory() as scratch:
-            result[part] = list(measures[part](Path(scratch)))
-    table = Table(
-        title="Attacks",
-        caption=f"What happened; the retrieval service has {PASSAGES:,} passages.",
-        columns=["Attack", "Cases", "What happened", "An ordinary client's longest wait, ms"],
-        rows=[
-            [
-                each["attack"],
-                f"{each['cases']:,}",
-                "; ".join(f"{count:,} × {outcome}" for outcome, count in each["outcomes"].items()),
-                str(each.get("longest_wait_ms", "")),
-            ]
-            for rows in result.values()
-            for each in rows
-        ],
-    )
-    save(options.output, "attack", result, table)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import socket
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -186,3 +187,14 @@ def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
+
+
+def wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
+    """Wait until something listens at ``port``. Raises UserError if ``server`` has ended before."""
+    while server.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise UserError("a service did not start; run its command, `rag-train serve ...`, to see why")

@@ -1,10 +1,8 @@
-"""Kills, memory and time at full count: synthesis, training data and the runner (make bench NAME=resume).
+"""Kills, memory and time at full count: synthesis and training data (make bench NAME=resume).
 
 Synthesis: DeepRAG's search (Algorithm 1) over copies of the mini world's questions. The mini model answers the
 calls of each question once; its answers are replayed for the copies, so that all except the engine is measured.
-Training data: DeepRAG trajectories over the mini world's questions, with passages drawn at random, are tokenised,
-packed, and read once in random order, as each process of a training does in an epoch. Runner: small items without
-any work, so that only the files are measured.
+Training data: DeepRAG trajectories over the mini world's questions, with passages drawn at random, are tokenised.
 
 Each is done once undisturbed, and once with SIGKILL at random moments; the files must be the same, byte for byte.
 All is done with a tenth of the items as well, which shows what grows. Memory is the peak of a process's own pages
@@ -29,15 +27,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader
-from transformers import default_data_collator
-
 from rag_train.data_synth.inputs import read_questions
 from rag_train.data_synth.methods.deeprag import DeepRAGData, DeepRAGRecipe
 from rag_train.eval.benchmarks.harness import benchmark_parser, mini_world, process_memory, save
 from rag_train.eval.benchmarks.training import trajectories
 from rag_train.jobs.files import CACHE_VARIABLE, sha256, write_records
-from rag_train.jobs.items import Outcome, Summary, run
+from rag_train.jobs.items import Summary
 from rag_train.llm.base import LLM, Abilities, Completion, Sampling
 from rag_train.llm.checkpoint import load_tokenizer
 from rag_train.progress import console
@@ -46,12 +41,11 @@ from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.schema import Question
 from rag_train.table import Table
 from rag_train.training.data import sft_rows
-from rag_train.training.sft import packed_rows
 
 QUESTIONS = 500
 """Distinct questions of the synthesis."""
 ROW = 4096
-"""Tokens of a packed row, and of the longest trajectory."""
+"""Tokens of the longest trajectory."""
 
 Work = Callable[[], dict[str, Any]]
 
@@ -59,34 +53,36 @@ Work = Callable[[], dict[str, Any]]
 def main() -> None:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--examples", type=int, default=100_000, help="questions, and training examples")
-    parser.add_argument("--items", type=int, default=1_000_000, help="items of the runner")
     parser.add_argument("--kills", type=int, default=10, help="kills of each killed run")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
     parser.add_argument("--work", type=Path, default=Path("runs/scale"), help="working directory; deleted first")
     options = parser.parse_args()
     shutil.rmtree(options.work, ignore_errors=True)
-    rng = random.Random(options.seed)
-    result: dict[str, Any] = {"kills": options.kills, "synthesis": [], "training": [], "runner": []}
     options.work.mkdir(parents=True)
-    answers = options.work / "answers.pickle"
+    rng, answers = random.Random(options.seed), options.work / "answers.pickle"
     asyncio.run(record(answers))
+    found: list[dict[str, Any]] = []
     for part in (10, 1):
-        folder = options.work / f"1-of-{part}"
+        count, folder = options.examples // part, options.work / f"1-of-{part}"
         folder.mkdir()
-        result["synthesis"].append(synthesis(options.examples // part, options.kills, rng, folder, answers))
-        console.print(result["synthesis"][-1])
-        result["training"].append(training(options.examples // part, options.kills, rng, folder))
-        console.print(result["training"][-1])
-        result["runner"].append(runner(options.items // part, options.kills, rng, folder))
-        console.print(result["runner"][-1])
-    measured = [(kind, row) for kind in ("synthesis", "training", "runner") for row in result[kind]]
+        questions, data = folder / "questions.jsonl", folder / "sft.jsonl"
+        write_records(questions, copies(count))
+        write_records(data, trajectories(count))
+        model = mini_world().model.resolve()
+        works = {
+            "synthesis": partial(search_file, questions.resolve(), answers.resolve()),
+            "training data": partial(tokenise, model, data.resolve()),
+        }
+        for name, work in works.items():
+            found.append({"work": name, "items": count} | compare(work, options.kills, rng, folder / name))
+            console.print(found[-1])
     table = Table(
         title="Kills and scale",
         caption=f"Undisturbed, and with up to {options.kills} kills (SIGKILL) at random moments.",
         columns=["Work", "Items", "Seconds", "Memory, MiB", "Seconds with kills", "Kills", "The same bytes"],
         rows=[
             [
-                kind,
+                row["work"],
                 f"{row['items']:,}",
                 f"{row['whole']['seconds']:.1f}",
                 f"{(row['whole']['peak_bytes'] - row['whole']['start_bytes']) / 2**20:.1f}",
@@ -94,11 +90,18 @@ def main() -> None:
                 str(row["killed"]["kills"]),
                 "yes" if row["same_bytes"] else "NO",
             ]
-            for kind, row in measured
+            for row in found
         ],
     )
-    save(options.output, "resume", result, table)
-    sys.exit(not all(row["same_bytes"] for _, row in measured))
+    save(options.output, "resume", {"kills": options.kills, "works": found}, table)
+    sys.exit(not all(row["same_bytes"] for row in found))
+
+
+def compare(work: Callable[[Path], dict[str, Any]], kills: int, rng: random.Random, folder: Path) -> dict[str, Any]:
+    """Do ``work`` in one folder undisturbed and in another with kills, and return what was measured."""
+    whole = in_process(partial(work, folder / "whole"))
+    killed = until_done(partial(work, folder / "killed"), moments_of(kills, whole["seconds"], rng))
+    return {"whole": whole, "killed": killed, "same_bytes": digest(folder / "whole") == digest(folder / "killed")}
 
 
 # -- synthesis -------------------------------------------------------------------------------------------
@@ -160,26 +163,6 @@ async def search(llm: LLM, questions: Sequence[Question], output: Path) -> Summa
     return await DeepRAGData(recipe, questions, llm, AsyncRetriever(index)).write()
 
 
-def synthesis(count: int, kills: int, rng: random.Random, folder: Path, answers: Path) -> dict[str, Any]:
-    """Search ``count`` questions with replayed answers."""
-    questions = folder / "questions.jsonl"
-    write_records(questions, copies(count))
-    searching = partial(search_file, questions.resolve(), answers.resolve())
-    whole = in_process(partial(searching, folder / "search"))
-    moments = moments_of(kills, whole["seconds"], rng)
-    killed = until_done(partial(searching, folder / "killed-search"), moments)
-    return {
-        "items": count,
-        "engine_calls": whole.pop("engine_calls"),
-        "records": whole.pop("records"),
-        "question_bytes": questions.stat().st_size,
-        "bytes": (folder / "search/sft.jsonl").stat().st_size,
-        "same_bytes": digest(folder / "search") == digest(folder / "killed-search"),
-        "whole": whole,
-        "killed": killed,
-    }
-
-
 def copies(count: int) -> Iterator[Question]:
     """Yield the mini world's questions in turn, each with a number of its own."""
     questions = mini_world().questions[:QUESTIONS]
@@ -191,7 +174,7 @@ def copies(count: int) -> Iterator[Question]:
 def search_file(questions: Path, answers: Path, folder: Path) -> dict[str, Any]:
     """Search the questions of a file with replayed answers, in ``folder``, and count."""
     model = mini_world().model.resolve()
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)  # the sidecar names the output
     read = read_questions([questions], None, 0)
     summary = asyncio.run(search(Replayed(model, answers), read, Path("sft.jsonl")))
@@ -201,94 +184,11 @@ def search_file(questions: Path, answers: Path, folder: Path) -> dict[str, Any]:
 # -- training data ---------------------------------------------------------------------------------------
 
 
-def training(examples: int, kills: int, rng: random.Random, folder: Path) -> dict[str, Any]:
-    """Tokenise ``examples`` trajectories, pack them and read them all."""
-    model, data = mini_world().model.resolve(), folder / "sft.jsonl"
-    write_records(data, trajectories(examples))
-    tokenising = partial(tokenise, model, data, folder / "whole")
-    whole = in_process(tokenising)
-    moments = moments_of(kills, whole["seconds"], rng)
-    killed = until_done(partial(tokenise, model, data, folder / "killed"), moments)
-    epoch = in_process(partial(read_epoch, model, data, folder / "whole"))
-    return {
-        "items": examples,
-        "tokens": whole.pop("tokens"),
-        "source_bytes": data.stat().st_size,
-        "bytes": sum(file.stat().st_size for file in (folder / "whole").rglob("*.arrow")),
-        "same_bytes": digest(folder / "whole") == digest(folder / "killed"),
-        "whole": whole,
-        "killed": killed,
-        "epoch": epoch,
-    }
-
-
 def tokenise(model: Path, data: Path, cache: Path) -> dict[str, Any]:
     """Write the token ids of ``data`` to ``cache``."""
     os.environ[CACHE_VARIABLE] = str(cache)
     _, report = sft_rows(data, load_tokenizer(str(model)), max_tokens=ROW, chat=False)
     return {"tokens": report.tokens}
-
-
-def read_epoch(model: Path, data: Path, cache: Path) -> dict[str, Any]:
-    """Open the token ids, pack them, and read every row once in random order."""
-    os.environ[CACHE_VARIABLE] = str(cache)
-    start = time.perf_counter()
-    rows, _ = sft_rows(data, load_tokenizer(str(model)), max_tokens=ROW, chat=False)
-    opened = time.perf_counter()
-    packed = packed_rows(rows, ROW, 0)
-    done = time.perf_counter()
-    tokens = sum(
-        batch["input_ids"].numel() for batch in DataLoader(packed, shuffle=True, collate_fn=default_data_collator)
-    )
-    return {
-        "rows": len(packed),
-        "row_tokens": tokens,
-        "open_seconds": opened - start,
-        "pack_seconds": done - opened,
-        "read_seconds": time.perf_counter() - done,
-    }
-
-
-# -- the runner ------------------------------------------------------------------------------------------
-
-
-class Items(Sequence[Question]):
-    """Numbered questions, each made when it is read: a list of them would be most of the memory."""
-
-    def __init__(self, count: int):
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, i: int) -> Question:  # pyrefly: ignore[bad-override]
-        if not 0 <= i < self._count:
-            raise IndexError(i)
-        return Question.model_construct(id=str(i), question=f"question {i}", answers=["answer"])
-
-
-async def answer(item: Question) -> Outcome:
-    return Outcome([item], {"engine_calls": 1})
-
-
-def runner(items: int, kills: int, rng: random.Random, folder: Path) -> dict[str, Any]:
-    """Run ``items`` small items through the runner."""
-    whole = in_process(partial(process_items, items, folder / "items"))
-    moments = moments_of(kills, whole["seconds"], rng)
-    killed = until_done(partial(process_items, items, folder / "killed-items"), moments)
-    return {
-        "items": items,
-        "bytes": (folder / "items/out.jsonl").stat().st_size,
-        "same_bytes": digest(folder / "items") == digest(folder / "killed-items"),
-        "whole": whole,
-        "killed": killed,
-    }
-
-
-def process_items(items: int, folder: Path) -> dict[str, Any]:
-    summary = asyncio.run(run(Items(items), answer, folder / "out.jsonl", {}, label="items"))
-    assert summary.records == items
-    return {}
 
 
 # -- processes -------------------------------------------------------------------------------------------

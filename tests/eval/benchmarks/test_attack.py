@@ -1,38 +1,47 @@
-"""The attacks of `make bench NAME=attack`, a few of each; none may do harm."""
+"""Malformed teacher output; `make bench NAME=attack` runs 50 times as many cases."""
 
-from __future__ import annotations
-
-from pathlib import Path
+import asyncio
 
 import pytest
 
-from rag_train.eval.benchmarks.attack import (
-    build,
-    corpus,
-    corrupted_checkpoints,
-    corrupted_indexes,
-    hostile_recipes,
+from rag_train.eval.benchmarks.attack import count_executed, fuzz, tasks
+from rag_train.formats.planrag import PlanError, from_tuples, parse_plan
+
+
+@pytest.mark.slow
+def test_counts_malformed_answers_by_reason_and_executes_none():
+    seen = asyncio.run(fuzz(2_000, seed=1))
+    assert not seen["executed"]
+    assert len(tasks()) > 30 and seen["parsers"]["not of the task's type"] > 10_000
+    assert {"not a plan", "a plan", "a plan of tuples", "unknown tag"} <= seen["plans"].keys()
+    assert seen["dualrag"]["wrong answer"] and seen["planrag"]["not a plan"] and seen["hanrag"]["records kept"]
+    assert seen["compound"]["did not parse, or empty"]
+
+
+def test_counts_executed_code_only_inside_the_block():
+    with count_executed() as events:
+        eval("1 + 1")
+    assert events["exec"] == 1
+    eval("1 + 1")
+    assert events["exec"] == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[("Q: a", "Q1.1: \\ud800")]',  # half of a surrogate pair, which UTF-8 cannot encode
+        f'[("Q: a", "Q{"9" * 5000}.1: b")]',
+        "[" * 100_000,
+        "-" * 100_000 + "1",
+        '[("Q: a", "Q1.1: b"\x00)]',
+        "[" + "9" * 5000 + "]",
+        '[("Q: a", "Q1.1: b", "Q1.2: c")]',
+        '{"Q: a", "Q1.1: b"}',
+        '[("Q: a", b"Q1.1: b")]',
+    ],
 )
-
-
-@pytest.mark.release
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["bm25", "lucene"])
-def test_corrupted_indexes_do_no_harm(kind: str, tmp_path: Path) -> None:
-    build(kind, corpus(50, seed=0), tmp_path / "index")
-    outcomes = corrupted_indexes(tmp_path / "index", 20, tmp_path)
-    # tantivy, which reads Lucene indexes, ends the process on some of them (see SECURITY.md).
-    allowed = {"refused in one line", "opened, harmless", *(["process died"] if kind == "lucene" else [])}
-    assert outcomes.total() == 20 and set(outcomes) <= allowed
-    assert outcomes["refused in one line"]
-
-
-@pytest.mark.slow
-def test_hostile_recipes_do_no_harm(tmp_path: Path) -> None:
-    outcomes = hostile_recipes(300, tmp_path)
-    assert outcomes.total() == 300 and set(outcomes) <= {"refused in one line", "read, harmless"}
-
-
-def test_corrupted_checkpoints_do_no_harm(tmp_path: Path) -> None:
-    outcomes = corrupted_checkpoints(20, tmp_path)
-    assert outcomes["refused in one line"] and not any(" in several " in key or "trace" in key for key in outcomes)
+def test_rejects_malformed_plans_with_plan_error(text: str):
+    with pytest.raises(PlanError):
+        from_tuples(text)
+    with pytest.raises(PlanError):
+        parse_plan(text, "a?")

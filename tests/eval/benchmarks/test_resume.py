@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from rag_train.eval.benchmarks.resume import Items, moments_of, record, runner, synthesis, training
+from rag_train.eval.benchmarks import resume
+from rag_train.eval.benchmarks.harness import mini_world
 from rag_train.eval.benchmarks.training import trajectories
+from rag_train.jobs.files import write_records
 
 
 @pytest.mark.slow
@@ -21,26 +23,17 @@ def test_trajectories_differ_and_repeat():
     assert any(segment.trained for record in records for segment in record.segments)
 
 
-def test_items_and_moments():
-    assert [item.id for item in Items(3)] == ["0", "1", "2"]
-    moments = moments_of(1000, 50.0, random.Random(0))
-    assert 40 < sum(moments) < 60 and all(a != b for a, b in pairwise(moments))
-
-
 @pytest.mark.release
 @pytest.mark.slow
-def test_measures_and_compares_bytes(tmp_path: Path):
-    rng = random.Random(0)
-    data = training(20, 2, rng, tmp_path)
-    assert data["same_bytes"] and data["epoch"]["row_tokens"] <= data["tokens"] and data["killed"]["kills"] <= 2
-    items = runner(300, 2, rng, tmp_path)
-    assert items["same_bytes"] and items["bytes"] > 300 and items["whole"]["peak_bytes"] > 0
-
-
-@pytest.mark.release
-@pytest.mark.slow
-def test_replays_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rag_train.eval.benchmarks.resume.QUESTIONS", 4)
-    asyncio.run(record(tmp_path / "answers.pickle"))
-    searched = synthesis(9, 2, random.Random(0), tmp_path, tmp_path / "answers.pickle")
-    assert searched["same_bytes"] and searched["engine_calls"] > 9 and searched["records"] <= 9
+@pytest.mark.parametrize("name", ["synthesis", "training data"])
+def test_killed_work_ends_with_the_same_bytes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(resume, "QUESTIONS", 4)
+    write_records(tmp_path / "sft.jsonl", trajectories(20))
+    work = partial(resume.tokenise, mini_world().model.resolve(), tmp_path / "sft.jsonl")
+    if name == "synthesis":
+        asyncio.run(resume.record(tmp_path / "answers.pickle"))
+        write_records(tmp_path / "questions.jsonl", resume.copies(9))
+        work = partial(resume.search_file, tmp_path / "questions.jsonl", tmp_path / "answers.pickle")
+    found = resume.compare(work, 2, random.Random(0), tmp_path / "work")
+    assert found["same_bytes"] and found["killed"]["kills"] <= 2 and found["whole"]["peak_bytes"] > 0
+    assert found["whole"].get("tokens") or found["whole"]["engine_calls"] > 9

@@ -9,9 +9,9 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from support.kills import killed
 
 from rag_train.errors import UserError
-from rag_train.eval.benchmarks.attack import killed
 from rag_train.retrieval.index.bm25 import build_bm25
 from rag_train.retrieval.index.lucene import build_lucene
 from rag_train.retrieval.index.open import load_index
