@@ -48,20 +48,13 @@ TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def main() -> None:
     options = benchmark_parser(__doc__).parse_args()
-    with exit_on_user_error():
-        benchmark(options.output)
-
-
-def benchmark(output: Path) -> None:
-    """Measure all trainings, and write the results after each.
-
-    Raises UserError if there is no GPU.
-    """
     import torch
 
-    if not torch.cuda.is_available():
-        raise UserError("no GPU was found; this benchmark measures trainings on a GPU: run it where there is one")
-
+    with exit_on_user_error():
+        if not torch.cuda.is_available():
+            raise UserError(
+                "no GPU was found; this benchmark measures trainings on a GPU: run it where there is one"
+            )
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
         work = Path(name)
@@ -74,7 +67,7 @@ def benchmark(output: Path) -> None:
                 found[training] = in_new_process(measure, recipe(work / model, data, keys))
             except Exception as error:  # the other trainings are still worth measuring
                 found[training] = {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"}
-            save(output, "gpu", {"device": torch.cuda.get_device_name(), "trainings": found}, table(found))
+            save(options.output, "gpu", {"device": torch.cuda.get_device_name(), "trainings": found}, table(found))
 
 
 def table(found: Mapping[str, Mapping[str, Any]]) -> Table:

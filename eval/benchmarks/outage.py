@@ -18,13 +18,11 @@ import multiprocessing
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -58,74 +56,50 @@ def main() -> None:
     work = options.work.resolve()
     shutil.rmtree(work, ignore_errors=True)
     world, model, questions = mini_world()
-    model = model.resolve()
     write_world(world, work / "world")
     write_records(work / "questions.jsonl", questions[: options.questions])
     build_index("bm25", work / "world/corpus.jsonl", work / "index", lambda done: None)
     multiprocessing.set_forkserver_preload(list(PRELOADED))
 
-    calm = campaign(work / "calm", work, model, Disturbance(0, 0.0, options.seed))
-    console.print(f"undisturbed: {calm.seconds:.0f} s, {dict(calm.answers)}")
-    totals = {name: calm.answers[f"{name}: answered"] for name in ("engine", "retriever")}
-    disturbed = campaign(
-        work / "disturbed", work, model, Disturbance(options.kills, options.garbled, options.seed, totals)
-    )
-    console.print(f"disturbed: {disturbed.seconds:.0f} s, {dict(disturbed.answers)}, kills {dict(disturbed.kills)}")
-    same = calm.trajectories == disturbed.trajectories
-    answered = sum(json.loads(line)["error"] is None for line in disturbed.trajectories.splitlines())
-    console.print(f"{answered:,} questions answered; the trajectories {'are identical' if same else 'DIFFER'}")
-    result = {
-        "strategy": STRATEGY,
-        "questions": len(disturbed.trajectories.splitlines()),
-        "answered": answered,
-        "identical": same,
-        "garbled_share": options.garbled,
-        "kills": dict(disturbed.kills),
-        "commands": disturbed.commands,
-        "seconds": {"undisturbed": calm.seconds, "disturbed": disturbed.seconds},
-        "answers": {"undisturbed": dict(calm.answers), "disturbed": dict(disturbed.answers)},
-    }
+    calm = evaluate(work / "calm", work, model.resolve(), (0.0, options.seed), {})
+    console.print(f"undisturbed: {calm.seconds:.0f} s, {calm.answers}")
+    due = {name: kill_points(answered, options.kills) for name, (answered, _) in calm.answers.items()}
+    hurt = evaluate(work / "disturbed", work, model.resolve(), (options.garbled, options.seed), due)
+    console.print(f"disturbed: {hurt.seconds:.0f} s, {hurt.answers}, kills {dict(hurt.kills)}")
+    same, lines = calm.trajectories == hurt.trajectories, hurt.trajectories.splitlines()
+    answered = sum(json.loads(line)["error"] is None for line in lines)
     table = Table(
         title="Outages",
-        caption=f"{answered:,} of {result['questions']:,} questions answered; the trajectories "
-        f"{'are those of the undisturbed run, byte for byte' if same else 'DIFFER'}.",
+        caption=f"{answered:,} of {len(lines):,} questions answered; the evaluation was started {hurt.starts} "
+        f"times; the trajectories {'are those of the undisturbed run, byte for byte' if same else 'DIFFER'}.",
         columns=["Service", "Kills", "Garbled answers", "Answers, undisturbed", "Answers, disturbed"],
         rows=[
-            [
-                name,
-                str(disturbed.kills[name]),
-                str(disturbed.answers[f"{name}: garbled"]),
-                *(f"{run.answers[f'{name}: answered']:,}" for run in (calm, disturbed)),
-            ]
-            for name in totals
+            [name, str(hurt.kills[name]), f"{garbled:,}", f"{calm.answers[name][0]:,}", f"{answers:,}"]
+            for name, (answers, garbled) in hurt.answers.items()
         ],
     )
+    runs = [{"seconds": run.seconds, "answers": run.answers, "kills": dict(run.kills)} for run in (calm, hurt)]
+    result = {"strategy": STRATEGY, "questions": len(lines), "answered": answered, "identical": same, "runs": runs}
     save(options.output, "outage", result, table)
     sys.exit(not same)
 
 
-@dataclass(frozen=True)
-class Disturbance:
-    """What is done to a run: kills of each service, and the share of garbled answers.
-
-    ``totals`` says how many answers an undisturbed run gets from each service; the kills are spread over them.
-    """
-
-    kills: int
-    garbled: float
-    seed: int
-    totals: dict[str, int] = field(default_factory=dict)
+def kill_points(answers: int, kills: int) -> list[float]:
+    """Return after how many answers a service is killed: spread over those of an undisturbed run."""
+    return [0.9 * (number + 0.5) * answers / kills for number in range(kills)]
 
 
 @dataclass
 class Report:
-    """What happened during a run; ``commands`` are the exit codes of the evaluation, in order."""
+    """What happened during a run."""
 
     trajectories: bytes = b""
     seconds: float = 0.0
-    answers: Counter[str] = field(default_factory=Counter)
+    answers: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Answers and garbled answers of each service."""
     kills: Counter[str] = field(default_factory=Counter)
-    commands: list[int] = field(default_factory=list)
+    starts: int = 0
+    """How often the evaluation was started."""
 
 
 class Service:
@@ -134,20 +108,16 @@ class Service:
     It appends a byte to a log for each answer: ``a`` for an answer, ``g`` for a garbled answer.
     """
 
-    def __init__(self, name: str, log: Path, start: Callable[..., None], *arguments: Any):
-        self.name = name
-        self.log = log
-        self.log.touch()
-        self.port = free_port()
+    def __init__(self, name: str, log: Path, target: Callable[..., None], *arguments: Any):
+        self.name, self.log, self.port = name, log, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._target = start
-        self._arguments = arguments
+        self._target, self._arguments = target, (self.port, str(log), *arguments)
+        log.touch()
         self.start()
 
     def start(self) -> None:
-        self.process: BaseProcess = multiprocessing.get_context("forkserver").Process(
-            target=self._target, args=(self.port, str(self.log), *self._arguments), daemon=True
-        )
+        context = multiprocessing.get_context("forkserver")
+        self.process: BaseProcess = context.Process(target=self._target, args=self._arguments, daemon=True)
         self.process.start()
 
     def kill(self) -> None:
@@ -165,85 +135,61 @@ class Service:
                     raise RuntimeError(f"the {self.name} did not start") from None
                 time.sleep(0.2)
 
-    def restart(self) -> None:
-        """Kill the service, and start it again after a while."""
-        self.kill()
-        time.sleep(DOWN)
-        self.start()
-
-    def answered(self) -> int:
-        """Return the number of answers that were not garbled."""
-        return self.log.read_bytes().count(b"a")
-
-    def garbled(self) -> int:
-        return self.log.read_bytes().count(b"g")
-
-
-def campaign(output: Path, work: Path, model: Path, disturbance: Disturbance) -> Report:
-    """Run the evaluation until it succeeds, and disturb it."""
-    output.mkdir()
-    report = Report()
-    with services(output, work, model, disturbance) as running:
-        command = [sys.executable, "-m", "rag_train.cli", "eval", "--model", f"mini={model}"]
-        command += ["--engine", "openai", "--url", running[0].url, "--index", running[1].url, "--no-instructions"]
-        command += ["--questions", f"world={work / 'questions.jsonl'}", "--strategy", STRATEGY]
-        command += ["--output", str(output / "matrix")]
-        begin = time.monotonic()
-        while not report.commands or report.commands[-1]:
-            if len(report.commands) > 10:
-                raise RuntimeError(f"the evaluation fails again and again; see {output / 'eval.log'}")
-            report.commands.append(evaluate(command, output / "eval.log", running, disturbance, report))
-        report.seconds = time.monotonic() - begin
-        for service in running:
-            report.answers[f"{service.name}: answered"] = service.answered()
-            report.answers[f"{service.name}: garbled"] = service.garbled()
-    (trajectories,) = (
-        path for path in (output / "matrix/cells").rglob("*.jsonl") if not path.name.endswith(".scores.jsonl")
-    )
-    report.trajectories = trajectories.read_bytes()
-    return report
-
-
-@contextmanager
-def services(output: Path, work: Path, model: Path, disturbance: Disturbance) -> Iterator[Sequence[Service]]:
-    """Run the engine and the retrieval service within the block."""
-    garbling = (disturbance.garbled, disturbance.seed)
-    engine = Service("engine", output / "engine.log", serve_engine, *garbling, str(model))
-    retriever = Service("retriever", output / "retriever.log", serve_retriever, *garbling, str(work / "index"))
-    try:
-        for service in (engine, retriever):
-            service.wait()
-        yield engine, retriever
-    finally:
-        for service in (engine, retriever):
-            service.kill()
+    def answers(self) -> tuple[int, int]:
+        """Return the numbers of answers and of garbled answers."""
+        written = self.log.read_bytes()
+        return written.count(b"a"), written.count(b"g")
 
 
 def evaluate(
-    command: Sequence[str], log: Path, running: Sequence[Service], disturbance: Disturbance, report: Report
-) -> int:
-    """Run the command, kill services and the command as planned, and return the exit code."""
-    with log.open("ab") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file)
+    output: Path, work: Path, model: Path, garbling: tuple[float, int], due: dict[str, list[float]]
+) -> Report:
+    """Run the evaluation until it succeeds.
+
+    Each service is killed, and started again after a while, when it has given as many answers as ``due`` says; the
+    evaluation is killed once, after half of the engine's kills.
+    """
+    output.mkdir()
+    report, begin = Report(), time.monotonic()
+    engine = Service("engine", output / "engine.log", serve_engine, *garbling, str(model))
+    retriever = Service("retriever", output / "retriever.log", serve_retriever, *garbling, str(work / "index"))
+    command = [sys.executable, "-m", "rag_train.cli", "eval", "--model", f"mini={model}"]
+    command += ["--engine", "openai", "--url", engine.url, "--index", retriever.url, "--no-instructions"]
+    command += ["--questions", f"world={work / 'questions.jsonl'}", "--strategy", STRATEGY]
+    command += ["--output", str(output / "matrix")]
     try:
-        while process.poll() is None:
-            time.sleep(0.05)
-            for service in running:
-                if due(report.kills[service.name], service.answered(), disturbance, service.name):
-                    service.restart()
-                    report.kills[service.name] += 1
-            if report.kills["engine"] > disturbance.kills // 2 and not report.kills["evaluation"]:
-                process.send_signal(signal.SIGKILL)
-                report.kills["evaluation"] += 1
+        for service in (engine, retriever):
+            service.wait()
+        while report.starts < 10:
+            report.starts += 1
+            with (output / "eval.log").open("ab") as log:
+                process = subprocess.Popen(command, stdout=log, stderr=log)
+            while process.poll() is None:
+                time.sleep(0.05)
+                for service in (engine, retriever):
+                    left = due.get(service.name, [])[report.kills[service.name] :]
+                    if left and service.answers()[0] > left[0]:
+                        service.kill()
+                        time.sleep(DOWN)
+                        service.start()
+                        report.kills[service.name] += 1
+                half = len(due.get("engine", [])) // 2
+                if due and report.kills["engine"] > half and not report.kills["evaluation"]:
+                    process.kill()
+                    report.kills["evaluation"] += 1
+            if process.returncode == 0:
+                break
+        else:
+            raise RuntimeError(f"the evaluation fails again and again; see {output / 'eval.log'}")
     finally:
-        process.kill()
-        process.wait()
-    return process.returncode
-
-
-def due(kills: int, done: int, disturbance: Disturbance, name: str) -> bool:
-    """Whether a service has to be killed, after ``kills`` kills and ``done`` answers."""
-    return kills < disturbance.kills and done > 0.9 * (kills + 0.5) * disturbance.totals[name] / disturbance.kills
+        for service in (engine, retriever):
+            service.kill()
+    report.seconds = time.monotonic() - begin
+    report.answers = {service.name: service.answers() for service in (engine, retriever)}
+    cells = (output / "matrix/cells").rglob("*.jsonl")
+    (trajectories,) = (path for path in cells if not path.name.endswith(".scores.jsonl"))
+    report.trajectories = trajectories.read_bytes()
+    return report
 
 
 # --- the services, each in its own process -----------------------------------------------------------------------

@@ -7,12 +7,10 @@ arranged so that a column is one metric on one dataset and a row is one way of a
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
-from decimal import Decimal
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Literal, Self
 
 import yaml
 from pydantic import Field, FiniteFloat, model_validator
@@ -22,40 +20,22 @@ from rag_train.schema import Record
 
 PAPERS = ("deeprag", "dualrag", "hanrag", "planrag", "levelrag")
 
-AnswerMetric = Literal["em", "f1", "accuracy", "compound", "judge", "rouge2", "rouge_l", "mean"]
-"""Metrics of answers, as in `rag_train.eval.metrics.scores`; mean: the mean of the table's other columns."""
-RetrievalMetric = Literal["success", "gold_precision", "gold_recall"]
-DecisionMetric = Literal["decision_f1", "decision_accuracy", "balanced_accuracy", "mcc"]
-"""Metrics of retrieval decisions, judged by what the model knows (DeepRAG, appendix B.2)."""
-RetrievalCount = Literal["retrievals", "retrievals_correct", "retrievals_incorrect"]
-Cost = Literal["steps", "rounds", "input_tokens", "output_tokens"]
-"""Costs per question. A round is a cycle of retrieval and generation, with any number of queries."""
-PlanMetric = Literal["depth_share", "depth_count", "information_gain"]
-"""Questions whose plan has a given depth, in percent and in number; a judge's score from 1 to 10."""
-ModuleMetric = Literal["route_accuracy", "error_share"]
-"""Share of the questions that a router classifies correctly; share of the errors that are of one kind."""
-WordCount = Literal["wh_words", "nouns", "verbs", "conjunctions"]
-"""Average number of words of a class in a subquery."""
 PrintedMetric = Literal[
-    AnswerMetric,
-    RetrievalMetric,
-    DecisionMetric,
-    RetrievalCount,
-    Cost,
-    PlanMetric,
-    ModuleMetric,
-    WordCount,
-    "examples",
-]
-"""Metric of a printed column; examples: number of training examples."""
+    "em", "f1", "accuracy", "compound", "judge", "rouge2", "rouge_l", "mean",  # answers; mean: of the other columns
+    "success", "gold_precision", "gold_recall",  # passages that were retrieved
+    "decision_f1", "decision_accuracy", "balanced_accuracy", "mcc",  # decisions (DeepRAG, appendix B.2)
+    "retrievals", "retrievals_correct", "retrievals_incorrect", "steps", "rounds",  # counts per question
+    "input_tokens", "output_tokens",
+    "depth_share", "depth_count", "information_gain",  # plans: share and number by depth, and a judge's score
+    "route_accuracy", "error_share",  # questions classified correctly by a router; errors of one kind
+    "wh_words", "nouns", "verbs", "conjunctions",  # words of a class in a subquery, on average
+    "examples",  # training examples
+]  # fmt: skip
+"""Metric of a printed column."""
 Training = Literal["none", "sft", "dpo", "classifier", "released"]
 RetrieverKind = Literal["sparse", "dense", "web", "hybrid"]
-
-
 Kind = Literal["higher", "lower", "at least", "at most", "within"]
 """Relations between rows that a claim may state; see `PaperClaim`."""
-AS_GOOD = ("within", "at least", "at most")
-"""Kinds of claims that rows are equally good, or nearly; see `rag_train.eval.papers.judge`."""
 
 
 class Column(Record):
@@ -116,10 +96,6 @@ class PublishedTable(Record):
                 raise ValueError(f"{row.group} / {row.name}: {len(row.values)} values for {len(ids)} columns")
         return self
 
-    def value(self, row: Row, column: str) -> float | None:
-        """Return a row's value in the column with this id. Raises KeyError if there is no such column."""
-        return dict(zip((c.id for c in self.columns), row.values, strict=True))[column]
-
     def find(self, name: str) -> list[Row]:
         """Return the rows called ``name``, in any group, or ``group / name``. Raises KeyError if no row is."""
         found = [row for row in self.rows if name in (row.name, f"{row.group} / {row.name}")]
@@ -150,33 +126,9 @@ class PaperClaim(Record):
     kind: Kind
     """Relation of the better rows' values to the worse rows'. ``within``: they differ by at most a margin.
     ``at least``, ``at most``: they may differ by more in one direction, upwards or downwards."""
-    over: Literal["each", "many", "mean"] = "each"
-    """Whether the claim is about each comparison, about at least half of them ("several methods", "often"), or
-    about the mean of the differences."""
-    margin: float | None = Field(None, ge=0)
-    """Difference from the closest worse row as the text states it; for ``within`` the largest difference. None if
-    the text states no number."""
+    over: Literal["each", "mean"] = "each"
+    """Whether the claim is about each comparison, or about the mean of the differences."""
     note: str = ""
-
-
-class PrintedDifference(NamedTuple):
-    """The difference between two printed values, or between means of values, that a claim compares."""
-
-    better: Row
-    worse: Row
-    column: str
-    """Column id; empty for a mean."""
-    difference: float
-    """The better row's value minus the worse row's, in the table's unit."""
-
-
-class Consistency(Record):
-    """Whether a claim agrees with the numbers of its own paper."""
-
-    against: list[str]
-    """Contradictions, one line each."""
-    holds: bool | None
-    """None if the paper prints nothing to compare, or does not say how close "close" is."""
 
 
 class Paper(Record):
@@ -193,10 +145,14 @@ class Paper(Record):
         _distinct([claim.id for claim in self.claims])
         for claim in self.claims:
             try:
-                list(self.differences(claim))
+                tables = self.tables[claim.table], self.tables[claim.worse_table or claim.table]
+                for ids, table in zip(zip(*self.columns(claim), strict=True), tables, strict=True):
+                    if unknown := set(ids) - {column.id for column in table.columns}:
+                        raise KeyError(unknown.pop())
+                pairs = self.pairs(claim)
             except KeyError as error:
                 raise ValueError(f"claim {claim.id}: unknown table, row or column {error}") from error
-            if not self.pairs(claim):
+            if not pairs:
                 raise ValueError(f"claim {claim.id}: no better and worse row belong to the same group")
         return self
 
@@ -215,59 +171,11 @@ class Paper(Record):
             if first.group == second.group or (" / " in a and " / " in b)
         ]
 
-    def differences(self, claim: PaperClaim) -> Iterator[PrintedDifference]:
-        """Yield the differences between printed values that the claim compares, in the table's order."""
-        better, worse = self.tables[claim.table], self.tables[claim.worse_table or claim.table]
-        for first, second in self.pairs(claim):
-            differences = []
-            for a, b in self.columns(claim):
-                x, y = better.value(first, a), worse.value(second, b)
-                if x is not None and y is not None:
-                    differences.append(PrintedDifference(first, second, a, round(x - y, 6)))
-            if claim.over == "mean" and differences:
-                mean = sum(d.difference for d in differences) / len(differences)
-                differences = [PrintedDifference(first, second, "", round(mean, 6))]
-            yield from differences
-
-    def check(self, claim: PaperClaim) -> Consistency:
-        """Check the claim against the paper's own numbers. A tie is not an improvement, but it is no loss."""
-        differences = list(self.differences(claim))
-        sign = -1 if claim.kind in ("lower", "at most") else 1
-        losses = [d for d in differences if sign * d.difference < 0]
-        unsaid = claim.margin is None and claim.kind in AS_GOOD and bool(losses or claim.kind == "within")
-        if not differences or unsaid:
-            return Consistency(against=[], holds=None)
-        match claim.kind:
-            case "within":
-                most = (claim.margin or 0) + _last_place(claim.margin or 0) + 1e-9
-                wrong = [d for d in differences if abs(d.difference) > most]
-            case "at least" | "at most":
-                wrong = losses
-            case _:
-                wrong = [d for d in differences if sign * d.difference <= 0]
-        against = [
-            f"{d.better.name} differs by {d.difference:+g} from {d.worse.name} in {d.column or 'the mean'}"
-            f"{f' ({d.better.group})' if d.better.group else ''}"
-            for d in wrong
-        ]
-        if claim.kind != "within" and claim.margin is not None:
-            closest = min(sign * d.difference for d in differences)
-            if abs(closest - claim.margin) > _last_place(claim.margin) + 1e-9:
-                against.append(f"the difference is {closest:g}, not {claim.margin:g}")
-        holds = 2 * len(wrong) <= len(differences) if claim.over == "many" else not against
-        return Consistency(against=against, holds=holds)
-
 
 def _distinct(names: list[str]) -> list[str]:
     if duplicates := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"duplicate names: {', '.join(sorted(duplicates))}")
     return names
-
-
-def _last_place(number: float) -> float:
-    """Return one unit of the number's last printed place, the tolerance for rounding, truncation and "nearly"."""
-    exponent = Decimal(str(number)).normalize().as_tuple().exponent
-    return 10.0 ** min(0, int(exponent))
 
 
 @cache
@@ -281,28 +189,18 @@ def papers() -> dict[str, Paper]:
     return {name: _load(name) for name in PAPERS}
 
 
-def table(paper: str, id: str) -> PublishedTable:
-    """Return a table by its paper's name and its id ("table1", "figure6a").
-
-    Raises UserError for an unknown paper or table.
-    """
-    if paper not in PAPERS:
-        raise UserError(f"unknown paper {paper!r}; {_suggestion(paper, PAPERS)}")
-    tables = _load(paper).tables
-    if id not in tables:
-        raise UserError(f"unknown table {id!r} of {paper}; {_suggestion(id, tuple(tables))}")
-    return tables[id]
-
-
 def chosen_tables(paper: str | None, id: str | None) -> list[tuple[str, str, PublishedTable]]:
     """Return (paper, id, table) of one table, of all tables of a paper, or of all papers' tables.
 
     Raises UserError for an unknown paper or table.
     """
-    if paper and id:
-        return [(paper, id, table(paper, id))]
     if paper and paper not in PAPERS:
         raise UserError(f"unknown paper {paper!r}; {_suggestion(paper, PAPERS)}")
+    if paper and id:
+        tables = _load(paper).tables
+        if id not in tables:
+            raise UserError(f"unknown table {id!r} of {paper}; {_suggestion(id, tuple(tables))}")
+        return [(paper, id, tables[id])]
     return [
         (name, table_id, published)
         for name in ([paper] if paper else PAPERS)
