@@ -14,7 +14,6 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
-from rag_train.retrieval.index.bm25 import build_bm25
 from support.paths import MODEL
 
 from rag_train.errors import UserError
@@ -23,6 +22,7 @@ from rag_train.jobs.files import sha256
 from rag_train.llm.checkpoint import check_checkpoint
 from rag_train.package_files import packaged
 from rag_train.recipe import load_recipe
+from rag_train.retrieval.index.bm25 import build_bm25
 from rag_train.retrieval.index.lucene import build_lucene
 from rag_train.retrieval.index.open import load_index
 from rag_train.training.recipe import TrainRecipe

@@ -8,7 +8,7 @@ models and documents are data: tables and plots escape them; the examples are bl
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ def write_matrix_report(path: Path, directory: Path) -> None:
             for cell, name in zip(cells, _names(cells), strict=True)
         ],
     }
-    _write(path, itertools.chain(_page(cells, index, "".join(listed.html())), opened.html()))
+    with new_file(path) as file:
+        file.writelines(itertools.chain(_page(cells, index, "".join(listed.html())), opened.html()))
 
 
 def _names(cells: Sequence[Cell]) -> list[str]:
@@ -142,12 +143,3 @@ def _about(cells: Sequence[Cell]) -> str:
     }
     counts = {noun: len({getattr(cell, noun) for cell in cells}) for noun in nouns}
     return ", ".join(f"{count} {noun if count == 1 else nouns[noun]}" for noun, count in counts.items()) + "."
-
-
-def _write(path: Path, parts: Iterable[str]) -> None:
-    """Write to a temporary file first, so that an incomplete page never replaces a complete one."""
-    try:
-        with new_file(path) as file:
-            file.writelines(parts)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; choose a writable path") from error
