@@ -6,13 +6,12 @@ Heavy imports wait until they are needed, so that --help answers at once.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -21,7 +20,6 @@ from rag_train.errors import UserError
 from rag_train.package_files import packaged
 
 if TYPE_CHECKING:
-    from rag_train.llm.base import Completion, Sampling
     from rag_train.schema import Question
     from rag_train.table import Table
     from rag_train.worlds.mini.world import World
@@ -139,47 +137,6 @@ def mini_world() -> MiniWorld:
 
     world = World(WorldConfig())
     return MiniWorld(world, CONTROLLER, multi_hop(world.questions("train")))
-
-
-class Recorder:
-    """An engine that records the prompt and sampling of every call and counts the tokens read and written."""
-
-    def __init__(self, llm: Any):
-        self._llm = llm
-        self.calls: list[tuple[str, Sampling]] = []
-        self.tokens = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._llm, name)
-
-    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
-        self.calls.append((prompt, sampling))
-        completion = await self._llm.complete(prompt, sampling)
-        self.tokens += completion.usage.prompt_tokens + completion.usage.completion_tokens
-        return completion
-
-
-async def timed(work: Sequence[Coroutine[Any, Any, Any]], *, at_once: bool) -> float:
-    """Run the coroutines, all at once or one after the other, and return the seconds that they take."""
-    start = time.perf_counter()
-    if at_once:
-        await asyncio.gather(*work, return_exceptions=True)
-    else:
-        for coroutine in work:
-            await asyncio.gather(coroutine, return_exceptions=True)
-    return time.perf_counter() - start
-
-
-async def empty_cache(engine: Any) -> None:
-    """Empty vLLM's prefix cache; other engines have none."""
-    if hasattr(engine, "reset"):
-        await engine.reset()
-
-
-async def batch_seconds(engine: Any, calls: Sequence[tuple[str, Sampling]]) -> float:
-    """Empty the prefix cache, make all calls at once, and return the seconds that they take."""
-    await empty_cache(engine)
-    return await timed([engine.complete(prompt, sampling) for prompt, sampling in calls], at_once=True)
 
 
 def free_port() -> int:

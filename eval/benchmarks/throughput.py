@@ -14,22 +14,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rag_train.eval.benchmarks.harness import (
-    Recorder,
-    batch_seconds,
     benchmark_parser,
     mini_world,
     ratio,
     save,
     spread,
-    timed,
 )
 
 if TYPE_CHECKING:
+    from rag_train.llm.base import Completion, Sampling
     from rag_train.schema import Question
 
 Work = Callable[[Any, Sequence["Question"]], list[Coroutine[Any, Any, Any]]]
@@ -85,7 +84,8 @@ async def measure(options: argparse.Namespace) -> dict[str, dict[str, list[float
                         await engine.reset()
                         seconds = await timed(work(recorder, asked), at_once=True)
                         tokens, calls = recorder.tokens, recorder.calls
-                        batch = await batch_seconds(engine, calls)
+                        await engine.reset()
+                        batch = await timed([engine.complete(*call) for call in calls], at_once=True)
                         recorder = Recorder(engine)
                         await engine.reset()
                         alone = 0.0
@@ -102,10 +102,39 @@ async def measure(options: argparse.Namespace) -> dict[str, dict[str, list[float
     return found
 
 
+class Recorder:
+    """An engine that records the prompt and sampling of every call and counts the tokens read and written."""
+
+    def __init__(self, llm: Any):
+        self._llm = llm
+        self.calls: list[tuple[str, Sampling]] = []
+        self.tokens = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llm, name)
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        self.calls.append((prompt, sampling))
+        completion = await self._llm.complete(prompt, sampling)
+        self.tokens += completion.usage.prompt_tokens + completion.usage.completion_tokens
+        return completion
+
+
+async def timed(work: Sequence[Coroutine[Any, Any, Any]], *, at_once: bool) -> float:
+    """Run the coroutines, all at once or one after the other, and return the seconds that they take."""
+    start = time.perf_counter()
+    if at_once:
+        await asyncio.gather(*work, return_exceptions=True)
+    else:
+        for coroutine in work:
+            await asyncio.gather(coroutine, return_exceptions=True)
+    return time.perf_counter() - start
+
+
 def works(folder: Path) -> Iterator[tuple[str, Work]]:
     """Yield the name and the work of all that is measured; ``folder`` is for files."""
     from rag_train.data_synth.deeprag.search import SearchConfig, TreeSearch
-    from rag_train.eval.demo.stages import search
+    from rag_train.data_synth.methods.deeprag import DeepRAGData, DeepRAGRecipe
     from rag_train.formats.deeprag import question_prompt
     from rag_train.retrieval.batching import AsyncRetriever
     from rag_train.retrieval.index.bm25 import BM25Index
@@ -134,7 +163,9 @@ def works(folder: Path) -> Iterator[tuple[str, Work]]:
 
     def synthesis(llm: Any, asked: Sequence[Question]) -> list[Coroutine[Any, Any, Any]]:
         output = Path(tempfile.mkdtemp(dir=folder)) / "sft.jsonl"
-        return [search("sft", model, asked, output, 0, llm, AsyncRetriever(bm25))]
+        places = {"model": str(model), "output": str(output), "index": ""}
+        recipe = DeepRAGRecipe(stage="sft", questions=[], instructions=False, **places)
+        return [DeepRAGData(recipe, list(asked), llm, AsyncRetriever(bm25)).write()]
 
     def rollouts(llm: Any, asked: Sequence[Question]) -> list[Coroutine[Any, Any, Any]]:
         recipe = RLRecipe(

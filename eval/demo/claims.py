@@ -87,8 +87,8 @@ class Claim(Record):
             return f"{self.verdict}: {self.text}: {self.evidence}"
         across, outside = found.across, ", which is outside of what they let expect" if found.outside else ""
         return (
-            f"{self.verdict}: {self.text}; {len(found.seeds)} reference seeds: {across.mean:+.3f} "
-            f"[{across.lo:+.3f}, {across.hi:+.3f}]; this run: {found.here:+.3f}{outside}"
+            f"{self.verdict}: {self.text}; {len(found.seeds)} reference seeds: {across.text(3, sign='+')}; "
+            f"this run: {found.here:+.3f}{outside}"
         )
 
 

@@ -12,7 +12,7 @@ from rag_train.data_synth.modules import baselines
 from rag_train.data_synth.modules.examples import flaw, retrieved
 from rag_train.data_synth.modules.method import ModuleMethod
 from rag_train.data_synth.registry import METHODS
-from rag_train.eval.demo.stages import MAX_TOKENS
+from rag_train.eval.demo.recipe import MAX_TOKENS
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Question, SFTRecord
 

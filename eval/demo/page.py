@@ -82,7 +82,7 @@ def strip(found: Placed) -> Markup:
         axes.spines[:].set_visible(False)
 
     across = found.across
-    title = f"This run {found.here:+.3f}; reference seeds {across.mean:+.3f} [{across.lo:+.3f}, {across.hi:+.3f}]"
+    title = f"This run {found.here:+.3f}; reference seeds {across.text(3, sign='+')}"
     return draw(title, (5.2, 0.5), plot)
 
 

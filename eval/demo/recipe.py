@@ -12,6 +12,9 @@ from rag_train.training.recipe import LoraRecipe
 from rag_train.worlds.mini.recipe import PretrainConfig
 from rag_train.worlds.mini.world import WorldConfig
 
+MAX_TOKENS = 1024
+"""Longest example in tokens; training drops longer ones."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageRecipe:

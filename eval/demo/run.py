@@ -113,7 +113,7 @@ def claims(recipe: DemoRecipe, results: Sequence[Seed]) -> list[Claim]:
 
 
 def _evidence(found: Interval, claim: Compared) -> str:
-    return f"{found.mean:+.3f} [{found.lo:+.3f}, {found.hi:+.3f}] {claim.unit}"
+    return f"{found.text(3, sign='+')} {claim.unit}"
 
 
 def difference(results: Sequence[Seed], claim: Compared, *, one_world: bool) -> Interval:

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequen
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from rag_train.data_synth.methods.deeprag import DeepRAGData, DeepRAGRecipe
 from rag_train.eval.demo.claims import FIRST
-from rag_train.eval.demo.recipe import DemoRecipe, StageRecipe
+from rag_train.eval.demo.recipe import MAX_TOKENS, DemoRecipe, StageRecipe
 from rag_train.eval.demo.results import Curve, Series
-from rag_train.eval.demo.stages import Data, Stage, fine_tune, search
 from rag_train.eval.demo.world import Known, open_world
 from rag_train.eval.matrix.answers import Answers, needs_attention
 from rag_train.eval.metrics.summary import RunSummary, summarize
@@ -27,8 +27,9 @@ from rag_train.provenance import settings_hash, weights_sha256
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Question, Trajectory
 from rag_train.strategies.base import Kit
-from rag_train.training.recipe import DPORecipe, SFTRecipe
+from rag_train.training.recipe import DPORecipe, SFTRecipe, TrainRecipe
 from rag_train.training.result import TrainResult
+from rag_train.training.run import train
 from rag_train.worlds.mini.text import VERSION
 
 
@@ -135,23 +136,54 @@ class Seed:
                 )
                 self.runs.append(summary)
 
-    async def search(
-        self, data: Data, model: Path, engine: LLM, questions: list[Question], **settings: Any
-    ) -> Path:
-        """Make the data of a stage with ``engine``, which serves ``model``; see `rag_train.eval.demo.stages`."""
+    async def search(self, data: str, model: Path, engine: LLM, questions: list[Question], **settings: Any) -> Path:
+        """Make data of this kind (`DeepRAGRecipe.stage`) with ``engine``, which serves ``model``.
+
+        ``settings`` are more keys of the `DeepRAGRecipe`.
+        """
         output = self.folder / f"{data}.jsonl"
+        places: dict[str, Any] = {"stage": data, "model": str(model), "output": str(output), "seed": self.number}
+        recipe = DeepRAGRecipe(questions=[], index="", instructions=False, **places, **settings)
         with self.step(f"data, {data}"):
-            return await search(data, model, questions, output, self.number, engine, self.retriever, **settings)
+            await DeepRAGData(recipe, questions, engine, self.retriever).write()
+        return output
 
     def train(
-        self, stage: Stage, settings: StageRecipe, model: Path, data: Path, name: str, title: str, *keys: str
+        self,
+        stage: Literal["sft", "dpo"],
+        settings: StageRecipe,
+        model: Path,
+        data: Path,
+        name: str,
+        title: str,
+        *keys: str,
     ) -> Path:
         """Train ``model`` on the records of a stage, and return the directory; ``keys`` are drawn on the page."""
-        output = self.folder / name.replace(" ", "")
+        packed = settings.pack_tokens is not None
+        batch = 1 if packed else math.gcd(settings.batch_size, 4)  # small batches need little memory
+        dpo = DPORecipe(beta=settings.beta, sft_weight=settings.sft_weight, layout=settings.layout)
+        recipe = TrainRecipe(
+            stage=stage,
+            model=str(model),
+            data=data,
+            output_dir=str(self.folder / name.replace(" ", "")),
+            seed=self.number,
+            max_tokens=MAX_TOKENS,
+            lr=settings.lr,
+            epochs=settings.epochs,
+            batch_size=batch,
+            gradient_accumulation=settings.batch_size // batch,
+            balance=settings.balance,
+            lora=settings.lora,
+            save_steps=100,
+            logging_steps=5,
+            sft=SFTRecipe(pack_tokens=settings.pack_tokens) if stage == "sft" else None,
+            dpo=dpo if stage == "dpo" else None,
+        )
         with self.step(f"training, {name}"):
-            result = train_stage(stage, settings, model, data, output, self.number)
+            result = train(recipe)
         self.curves.append(curve(title, result, *keys))
-        return output
+        return Path(recipe.output_dir)
 
 
 def folder_of(recipe: DemoRecipe, seed: int, work: Path) -> Path:
@@ -166,32 +198,6 @@ def folder_of(recipe: DemoRecipe, seed: int, work: Path) -> Path:
     if recipe.miniworld is not None:
         keys["text"] = VERSION
     return work / f"seed{seed}-{settings_hash(keys)}"
-
-
-def train_stage(
-    stage: Stage, settings: StageRecipe, model: Path, data: Path, output: Path, seed: int
-) -> TrainResult:
-    """Train ``model`` on the records of a stage; see `fine_tune`."""
-    packed = settings.pack_tokens is not None
-    batch = 1 if packed else math.gcd(settings.batch_size, 4)  # small batches need little memory
-    dpo = DPORecipe(beta=settings.beta, sft_weight=settings.sft_weight, layout=settings.layout)
-    return fine_tune(
-        stage,
-        model,
-        data,
-        output,
-        seed,
-        lr=settings.lr,
-        epochs=settings.epochs,
-        batch_size=batch,
-        gradient_accumulation=settings.batch_size // batch,
-        balance=settings.balance,
-        lora=settings.lora,
-        save_steps=100,
-        logging_steps=5,
-        sft=SFTRecipe(pack_tokens=settings.pack_tokens) if stage == "sft" else None,
-        dpo=dpo if stage == "dpo" else None,
-    )
 
 
 def curve(title: str, result: TrainResult, *keys: str) -> Curve:

@@ -84,12 +84,6 @@ def cluster_of(question: Question) -> str:
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     """Return a table with a row per comparison."""
 
-    def points(interval: Interval) -> str:
-        return f"{100 * interval.mean:+.1f} [{100 * interval.lo:+.1f}, {100 * interval.hi:+.1f}]"
-
-    def number(interval: Interval) -> str:
-        return f"{interval.mean:+.2f} [{interval.lo:+.2f}, {interval.hi:+.2f}]"
-
     return Table(
         title=f"Compared with {comparisons[0].first}",
         caption=f"Differences from {comparisons[0].first} over {comparisons[0].questions:,} questions; EM, F1 and "
@@ -99,8 +93,8 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
         rows=[
             [
                 c.second,
-                *(points(c.differences[name]) for name in ("em", "f1", "accuracy")),
-                *(number(c.differences[name]) for name in ("retrievals", "llm_calls")),
+                *(c.differences[name].text(1, 100, "+") for name in ("em", "f1", "accuracy")),
+                *(c.differences[name].text(2, sign="+") for name in ("retrievals", "llm_calls")),
                 f"{c.only_first:,}",
                 f"{c.only_second:,}",
                 f"{c.p:.3g}",

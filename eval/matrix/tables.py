@@ -289,11 +289,11 @@ def _decision_cells(counts: DecisionCounts) -> list[str]:
 
 
 def _percent(interval: Interval) -> str:
-    return f"{100 * interval.mean:.1f} [{100 * interval.lo:.1f}, {100 * interval.hi:.1f}]"
+    return interval.text(1, 100)
 
 
 def _number(interval: Interval | None) -> str:
-    return f"{interval.mean:.2f} [{interval.lo:.2f}, {interval.hi:.2f}]" if interval else NOTHING
+    return interval.text(2) if interval else NOTHING
 
 
 def _error_notes(runs: Sequence[RunSummary]) -> list[str]:

@@ -59,7 +59,7 @@ def causes(
     ]
 
 
-def joined(runs: Iterable[Sequence[Cause]]) -> list[Cause]:
+def joined_causes(runs: Iterable[Sequence[Cause]]) -> list[Cause]:
     """Return the causes of several runs, added up."""
     everything = [cause for run in runs for cause in run]
     groups = [[cause for cause in everything if cause.cause == name] for name in CAUSES]

@@ -22,6 +22,11 @@ class Interval(Record):
     lo: float
     hi: float
 
+    def text(self, digits: int, scale: float = 1, sign: str = "") -> str:
+        """Return the mean with the interval in brackets; ``sign`` is "+" to write the sign of positive numbers."""
+        mean, lo, hi = (f"{scale * value:{sign}.{digits}f}" for value in (self.mean, self.lo, self.hi))
+        return f"{mean} [{lo}, {hi}]"
+
     def scaled(self, scale: float) -> Interval:
         """Return the interval in another unit."""
         return Interval(mean=scale * self.mean, lo=scale * self.lo, hi=scale * self.hi)

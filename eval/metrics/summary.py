@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from itertools import chain
+from operator import add
+from statistics import fmean
+from typing import Any
 
 from pydantic import Field
 
 from rag_train.eval.metrics.boundary import DecisionCounts, boundary_by_cot, boundary_by_facts
-from rag_train.eval.metrics.causes import Cause, causes, joined
+from rag_train.eval.metrics.causes import Cause, causes, joined_causes
 from rag_train.eval.metrics.intervals import Interval, across_seeds, bootstrap, share, share_across_seeds
 from rag_train.eval.metrics.measures import wording
 from rag_train.eval.metrics.reliability import (
@@ -221,54 +225,41 @@ def pool(runs: Sequence[RunSummary]) -> list[RunSummary]:
     return [_join(group) if len(group) > 1 else group[0] for group in groups.values()]
 
 
+MEANS = ("steps", "llm_calls", "errors", "nothing_found", "unparsed", "cut")
+COUNTS = ("refused", "unjudged", "subqueries", "retrieval_counts", "depths")
+SUMS = ("cot_boundary", "fact_boundary", "cot_calibration", "fact_calibration")
+"""Fields that are joined over seeds by their means, by their means for each key, and by their sums."""
+
+
 def _join(runs: Sequence[RunSummary]) -> RunSummary:
-    n = len(runs)
-    cot = [run.cot_boundary for run in runs if run.cot_boundary]
-    facts = [run.fact_boundary for run in runs if run.fact_boundary]
-    by_cot = [run.cot_calibration for run in runs if run.cot_calibration]
-    by_facts = [run.fact_calibration for run in runs if run.fact_calibration]
-    wordings = [run.wording for run in runs if run.wording]
+    def each(name: str) -> list[Any]:
+        return [getattr(run, name) for run in runs]
+
     common = [name for name in runs[0].measures if all(name in run.measures for run in runs)]
+    wordings = [run.wording for run in runs if run.wording]
+    joined: dict[str, Any] = {name: fmean(each(name)) for name in MEANS}
+    joined |= {name: _mean_by_key(each(name)) for name in COUNTS}
+    joined |= {name: _sum([value for value in each(name) if value]) for name in SUMS}
+    joined |= {name: _share_across(each(name)) for name in ("em", "f1", "accuracy")}
+    joined |= {
+        name: _across_all(each(name)) for name in ("retrievals", "retrievals_correct", "retrievals_incorrect")
+    }
     return RunSummary(
         strategy=runs[0].strategy,
         stage=runs[0].stage,
         seeds=[seed for run in runs for seed in run.seeds],
         questions=runs[0].questions,
-        em=_share_across([run.em for run in runs]),
-        f1=_share_across([run.f1 for run in runs]),
-        accuracy=_share_across([run.accuracy for run in runs]),
-        retrievals=_across([run.retrievals for run in runs]),
-        retrievals_correct=_across_all([run.retrievals_correct for run in runs]),
-        retrievals_incorrect=_across_all([run.retrievals_incorrect for run in runs]),
-        steps=sum(run.steps for run in runs) / n,
-        llm_calls=sum(run.llm_calls for run in runs) / n,
-        errors=sum(run.errors for run in runs) / n,
-        refused=_mean_counts([run.refused for run in runs]),
-        unjudged=_mean_counts([run.unjudged for run in runs]),
-        nothing_found=sum(run.nothing_found for run in runs) / n,
-        unparsed=sum(run.unparsed for run in runs) / n,
-        cut=sum(run.cut for run in runs) / n,
-        asked_again=sum(run.asked_again for run in runs) / n,
         tokens=_mean_tokens(runs),
-        parts=_pooled_parts([run.parts for run in runs]),
-        subqueries=_mean_shares([run.subqueries for run in runs]),
-        retrieval_counts=_mean_shares([run.retrieval_counts for run in runs]),
-        cot_boundary=sum(cot[1:], start=cot[0]) if cot else None,
-        fact_boundary=sum(facts[1:], start=facts[0]) if facts else None,
+        parts=_pooled_parts(each("parts")),
         measures={
             name: (_share_across if name in OPTIONAL else _across)([run.measures[name] for run in runs])
             for name in common
         },
-        depths=_mean_shares([run.depths for run in runs]),
-        wording=Wording(
-            wh=sum(part.wh for part in wordings) / len(wordings),
-            conjunctions=sum(part.conjunctions for part in wordings) / len(wordings),
-        )
+        wording=Wording(wh=fmean(w.wh for w in wordings), conjunctions=fmean(w.conjunctions for w in wordings))
         if wordings
         else None,
-        cot_calibration=sum(by_cot[1:], start=by_cot[0]) if by_cot else None,
-        fact_calibration=sum(by_facts[1:], start=by_facts[0]) if by_facts else None,
-        causes=joined(run.causes for run in runs),
+        causes=joined_causes(each("causes")),
+        **joined,
     )
 
 
@@ -306,12 +297,12 @@ def _across_all(intervals: Sequence[Interval | None]) -> Interval | None:
     return _across(present) if len(present) == len(intervals) else None
 
 
-def _mean_counts(counts: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: sum(c.get(name, 0.0) for c in counts) / len(counts) for name in sorted(set().union(*counts))}
+def _sum(values: Sequence[Any]) -> Any:
+    return reduce(add, values) if values else None
 
 
-def _mean_shares(shares: Sequence[dict[int, float]]) -> dict[int, float]:
-    return {i: sum(s.get(i, 0.0) for s in shares) / len(shares) for i in sorted(set().union(*shares))}
+def _mean_by_key(counts: Sequence[dict[Any, float]]) -> dict[Any, float]:
+    return {key: fmean(each.get(key, 0.0) for each in counts) for key in sorted(set().union(*counts))}
 
 
 def _mean_tokens(runs: Sequence[RunSummary]) -> dict[str, TokenUse]:

@@ -14,11 +14,9 @@ from rag_train.eval.demo.claims import (
     MINI_WORLD_CLAIMS,
     Claim,
     Placed,
-    clusters,
     differences,
     p_above,
     p_below,
-    pooled,
     reference,
     verdict,
     verdicts,
@@ -26,8 +24,6 @@ from rag_train.eval.demo.claims import (
 from rag_train.eval.demo.page import write_report
 from rag_train.eval.demo.results import load_results
 from rag_train.eval.metrics.intervals import across_seeds
-from rag_train.eval.metrics.scores import score
-from rag_train.schema import GoldStep, Question, Trajectory
 
 
 @pytest.mark.parametrize(
@@ -46,15 +42,6 @@ def test_a_verdict_needs_the_interval_and_every_seed(
     lo: float, hi: float, seeds: list[float], margin: float, expected: str
 ):
     assert verdict(lo, hi, seeds, margin) == expected
-
-
-def test_seeds_are_pooled_with_distinct_questions_and_clusters():
-    step = GoldStep(subquery="Who?", answer="A.", entity="Moby Dick")
-    question = Question(id="q", question="Who?", answers=["A"], decomposition=[step])
-    scores = score([question], [Trajectory(question_id="q", question="Who?", strategy="direct", answer="A")])
-    assert [s.question_id for s in pooled([scores, scores])] == ["0/q", "1/q"]
-    assert clusters([[question], [question]]) == ["0/Moby Dick", "1/Moby Dick"]
-    assert clusters([[question], [question]], one_world=True) == ["Moby Dick", "Moby Dick"]
 
 
 def test_every_claim_has_a_difference_in_every_seed():

@@ -9,9 +9,8 @@ import pytest
 from support.paths import MODEL
 
 from rag_train.eval.demo.examples import equal_shares, gold_examples
-from rag_train.eval.demo.recipe import DemoRecipe
+from rag_train.eval.demo.recipe import MAX_TOKENS, DemoRecipe
 from rag_train.eval.demo.run import run_demo
-from rag_train.eval.demo.stages import MAX_TOKENS
 from rag_train.eval.demo.world import DemoWorld, open_world
 from rag_train.llm.checkpoint import load_tokenizer
 from rag_train.package_files import packaged

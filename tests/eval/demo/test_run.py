@@ -10,20 +10,12 @@ import pytest
 
 from rag_train.errors import UserError
 from rag_train.eval.demo.recipe import DemoRecipe
-from rag_train.eval.demo.run import _timings, claims, summary
+from rag_train.eval.demo.run import claims, summary
 from rag_train.eval.demo.seed import folder_of
 from rag_train.eval.metrics.summary import summarize
 from rag_train.package_files import packaged
 from rag_train.recipe import load_recipe
 from rag_train.schema import GoldStep, Question, Trajectory
-
-
-def test_parts_add_up_to_the_duration_of_the_run():
-    timings = _timings([{"search": 1.0, "training": 2.0}, {"search": 3.0, "training": 4.0}], 12.5)
-    assert {timing.part: timing.seconds for timing in timings} == {
-        "search": 4.0, "training": 6.0, "everything else": 2.5
-    }  # fmt: skip
-    assert sum(timing.seconds for timing in timings) == pytest.approx(12.5)
 
 
 @pytest.mark.parametrize("name", ["demo", "demo_atlas", "real"])
@@ -92,16 +84,15 @@ def test_sections_that_do_not_fit_together_are_refused(changes: list[str], probl
         load_recipe(DemoRecipe, packaged("recipes/real.yaml"), changes)
 
 
-def test_another_threshold_keeps_data_and_models():
-    def key(*overrides: str) -> str:
-        recipe = load_recipe(DemoRecipe, packaged("recipes/demo_atlas.yaml"), list(overrides))
-        return folder_of(recipe, 0, Path()).name
+@pytest.mark.parametrize(
+    ("name", "kept", "changed"),
+    [
+        ("demo_atlas", ["thresholds.stage2=0.3"], ["stage2.beta=0.1"]),
+        ("real", ["lessons.tuned=[rag]", "lessons.untuned=[direct]"], ["lessons.tokens=100"]),
+    ],
+)
+def test_what_is_only_asked_keeps_data_and_models(name: str, kept: list[str], changed: list[str]):
+    def key(overrides: list[str]) -> str:
+        return folder_of(load_recipe(DemoRecipe, packaged(f"recipes/{name}.yaml"), overrides), 0, Path()).name
 
-    assert key() == key("thresholds.stage2=0.3") != key("stage2.beta=0.1")
-
-
-def test_more_strategies_keep_the_tuned_model():
-    def key(*overrides: str) -> str:
-        return folder_of(load_recipe(DemoRecipe, packaged("recipes/real.yaml"), list(overrides)), 0, Path()).name
-
-    assert key() == key("lessons.tuned=[rag]", "lessons.untuned=[direct]") != key("lessons.tokens=100")
+    assert key([]) == key(kept) != key(changed)

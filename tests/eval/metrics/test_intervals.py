@@ -37,7 +37,7 @@ def test_wilson_intervals():
 @pytest.mark.slow
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
 def test_the_interval_of_a_share_is_wilsons(values: list[float]):
-    """U4: 0 of 4 had the interval [0, 0] in one place, and [0, 49] in another."""
+    """0 of 4 had the interval [0, 0] in one place, and [0, 49] in another."""
     interval = share(values)
     assert 0 <= interval.lo <= interval.mean <= interval.hi <= 1 and interval.lo < interval.hi
     assert (interval.lo, interval.hi) == wilson(interval.mean, len(values))

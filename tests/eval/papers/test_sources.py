@@ -14,7 +14,6 @@ from support.synthesis import write
 
 from rag_train.eval.papers import sources
 from rag_train.eval.papers.sources import CheckpointSource, Request
-from rag_train.llm.engines import EngineConfig
 from rag_train.retrieval.fusion import FusedRetriever
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.schema import Passage
@@ -35,7 +34,7 @@ def source(tmp_path: Path) -> CheckpointSource:
     return CheckpointSource(models, files, config, retrievers, None, 0, tmp_path / "work")
 
 
-@pytest.mark.parametrize("setting", ["retriever", "passages", "engine", "reranker", "weights"])
+@pytest.mark.parametrize("setting", ["retriever", "passages", "weights"])
 def test_two_settings_share_no_answers(
     source: CheckpointSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
@@ -56,10 +55,6 @@ def test_two_settings_share_no_answers(
             source = replace(source, retrievers={"": FusedRetriever(PARTS, "weighted", [0.1, 0.9])})
         case "passages":
             source = replace(source, kit=replace(source.kit, passages=5))
-        case "engine":
-            source = replace(source, kit=replace(source.kit, engine=EngineConfig(kind="transformers")))
-        case "reranker":
-            source = replace(source, kit=replace(source.kit, reranker="http://host:1"))
         case "weights":
             (tmp_path / "base/model.safetensors").write_text("b")
     asyncio.run(source.answers(requests))
