@@ -9,6 +9,7 @@ import shutil
 import signal
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -23,11 +24,18 @@ from rag_train.llm.checkpoint import check_checkpoint
 from rag_train.package_files import packaged
 from rag_train.recipe import load_recipe
 from rag_train.retrieval.index.bm25 import build_bm25
+from rag_train.retrieval.index.dense import DenseConfig, build_dense
 from rag_train.retrieval.index.lucene import build_lucene
 from rag_train.retrieval.index.open import load_index
+from rag_train.schema import Passage
 from rag_train.training.recipe import TrainRecipe
 
-BUILDS = {"bm25": build_bm25, "lucene": build_lucene}
+BUILDS: dict[str, Callable[[list[Passage], Path], object]] = {
+    "bm25": build_bm25,
+    "lucene": build_lucene,
+    "Flat": lambda passages, directory: build_dense(passages, directory, DenseConfig(kind="Flat")),
+    "IVF2,Flat": lambda passages, directory: build_dense(passages, directory, DenseConfig(kind="IVF2,Flat")),
+}
 YAML_PIECES = (
     "&a ", "*a", "<<: *a", "!!binary ", "!!timestamp ", "!!python/object/apply:os.system ", "2024-02-30", "0b_",
     "0x_", "9" * 5000, "[" * 3000, "{" * 3000, "? ", "- ", ": ", "\n", "\t", "'", '"', '"\\ud800"', "%YAML 9.9",

@@ -13,7 +13,7 @@ from rag_train.jobs.files import read_records, write_records
 from rag_train.jobs.items import UNFIT, Outcome, cost, reason_of, run
 from rag_train.jobs.retries import current
 from rag_train.provenance import settings_hash
-from rag_train.schema import Question, Trajectory
+from rag_train.schema import Question, Record, Trajectory
 from rag_train.strategies.base import Kit, Run
 from rag_train.strategies.registry import build, parse_strategy
 
@@ -104,6 +104,6 @@ def needs_attention(strategy: str) -> bool:
     return any(need.ability == "attention" for need in parse_strategy(strategy)[0].abilities)
 
 
-def digest(questions: Sequence[Question]) -> str:
-    """Return the SHA-256 of the questions' contents."""
-    return hashlib.sha256("\n".join(q.model_dump_json() for q in questions).encode()).hexdigest()
+def digest(records: Sequence[Record]) -> str:
+    """Return the SHA-256 of the records' contents."""
+    return hashlib.sha256("\n".join(record.model_dump_json() for record in records).encode()).hexdigest()

@@ -84,6 +84,7 @@ def cluster_of(question: Question) -> str:
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     """Return a table with a row per comparison."""
 
+    left_out = ", ".join(comparisons[0].left_out)
     return Table(
         title=f"Compared with {comparisons[0].first}",
         caption=f"Differences from {comparisons[0].first} over {comparisons[0].questions:,} questions; EM, F1 and "
@@ -105,16 +106,13 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
         notes=[
             f"In brackets: 95% interval, bootstrapped over {comparisons[0].clusters:,} groups of questions about "
             "the same subject. p: McNemar's exact test.",
-            *_left_out_note(comparisons[0].left_out),
+            *(
+                [f"Not compared, because they answer other questions (choose with --cell): {left_out}."]
+                * bool(left_out)
+            ),
         ],
         importance=[1, 9, 2, 3, 8, 4, 5, 6, 7],
     )
-
-
-def _left_out_note(left_out: Sequence[str]) -> list[str]:
-    if not left_out:
-        return []
-    return [f"Not compared, because they answer other questions (choose with --cell): {', '.join(left_out)}."]
 
 
 def _compare(directory: Path, first: Cell, second: Cell) -> Comparison:

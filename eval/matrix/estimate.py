@@ -139,30 +139,18 @@ def bound(strategy: str, passages: int) -> Bound | None:
     return Bound(calls, searches)
 
 
-COLUMNS = {
-    "cells": ",.0f",
-    "questions": ",.0f",
-    "calls": ",.0f",
-    "calls at most": ",.0f",
-    "searches": ",.0f",
-    "searches at most": ",.0f",
-    "tokens read": ",.0f",
-    "tokens written": ",.0f",
-    "minutes": ",.1f",
-    "MiB": ",.1f",
-    "dollars": ",.2f",
-}
+COUNTS = ("cells", "questions", "calls", "calls at most", "searches", "searches at most")
+COLUMNS = dict.fromkeys((*COUNTS, "tokens read", "tokens written"), ",.0f")
+COLUMNS |= {"minutes": ",.1f", "MiB": ",.1f", "dollars": ",.2f"}
 """Columns of the table after the first, with the format of their numbers."""
 IMPORTANCE = ("cells", "questions", "calls", "minutes", "tokens read", "tokens written", "dollars", "calls at most")
 IMPORTANCE += ("MiB", "searches", "searches at most")
-MOST = "At most: the strategies' stated bounds, for three passages and default settings; not known for others."
-MEANS = (
+NOTES = (
     "Means of {} questions that were asked for this estimate, times the questions without an answer.",
-    MOST,
+    "At most: the strategies' stated bounds, for three passages and default settings; not known for others.",
     "Minutes: at the speed of the questions asked, without the engine's start; a run keeps up to 512 questions in "
     "flight and takes less. MiB: the answers on disk.",
 )
-UNASKED = ("No question was asked: the mini world's models are trained before they answer.", MOST)
 
 
 def estimate_table(groups: Mapping[str, Sequence[CellEstimate]], prices: tuple[float, float]) -> Table:
@@ -176,8 +164,14 @@ def estimate_table(groups: Mapping[str, Sequence[CellEstimate]], prices: tuple[f
         title="Dry run",
         caption="What the missing answers would take.",
         columns=["", *shown],
-        rows=[[name, *_formatted(of, shown)] for name, of in figures.items()],
-        notes=[note.format(asked) for note in (MEANS if asked else UNASKED)],
+        rows=[
+            [
+                name,
+                *(NOTHING if (value := of[column]) is None else format(value, COLUMNS[column]) for column in shown),
+            ]
+            for name, of in figures.items()
+        ],
+        notes=[note.format(asked) for note in NOTES],
         importance=[1 + shown.index(name) for name in IMPORTANCE if name in shown],
     )
 
@@ -189,7 +183,3 @@ def _total(cells: Sequence[Mapping[str, float | None]]) -> dict[str, float | Non
         known = [value for cell in cells if (value := cell[name]) is not None]
         sums[name] = sum(known) if len(known) == len(cells) else None
     return sums
-
-
-def _formatted(figures: Mapping[str, float | None], shown: Sequence[str]) -> list[str]:
-    return [NOTHING if (value := figures[name]) is None else format(value, COLUMNS[name]) for name in shown]

@@ -6,11 +6,11 @@ is a hash of the model, its engine's settings, the prompt and the code that asks
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from rag_train.eval.matrix.answers import digest
 from rag_train.eval.matrix.cell import Cell, load_matrix
 from rag_train.eval.matrix.store import read_cell, rescore, write_matrix
 from rag_train.formats.prompting import instruction
@@ -50,8 +50,8 @@ async def judge_matrix(directory: Path, model: str, config: EngineConfig) -> lis
     folder = directory / "verdicts" / settings_hash(settings, 16)
     verdicts = _stored_verdicts(folder)
     wanted = {answer.digest: answer for answers in inputs.values() for answer in answers if answer.prediction}
-    if missing := [answer for digest, answer in wanted.items() if digest not in verdicts]:
-        batch = _digest("".join(answer.digest for answer in missing))[:12]
+    if missing := [answer for key, answer in wanted.items() if key not in verdicts]:
+        batch = digest(missing)[:12]
         async with open_engine(model, config) as llm:
             proven = any(verdict.right is not None for verdict in verdicts.values())
             await judge_answers(llm, missing, folder / f"{batch}.jsonl", proven)
@@ -94,7 +94,3 @@ def _stored_verdicts(folder: Path) -> dict[str, JudgeVerdict]:
     """Return the stored verdicts by the digest of their answers."""
     files = (file for file in sorted(folder.glob("*.jsonl")) if not file.name.endswith(REJECTED))
     return {verdict.digest: verdict for file in files for verdict in read_records(file, JudgeVerdict)}
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

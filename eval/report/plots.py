@@ -126,7 +126,9 @@ def _against(axes: Any, runs: Shaded, seeds: Sequence[RunSummary], cost: Callabl
             [[x.mean - max(0.0, x.lo)], [x.hi - x.mean]],
             [[y.mean - max(0.0, y.lo)], [min(100.0, y.hi) - y.mean]],
         )
-        axes.errorbar(x.mean, y.mean, ends[1], ends[0], "o", color=shade, markersize=8, elinewidth=1.4)
+        axes.errorbar(
+            x.mean, y.mean, ends[1], ends[0], "o", color=shade, markersize=8, elinewidth=1.4, clip_on=False
+        )
         points.append((run.name, x.mean, y.mean, shade))
     if axes.get_xscale() == "linear":
         axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
@@ -147,8 +149,9 @@ def decisions(axes: Any, runs: Shaded, seeds: Sequence[RunSummary]) -> None:
         assert run.fact_boundary
         known, unknown = 100 * run.fact_boundary.retrieved_known, 100 * run.fact_boundary.retrieved_unknown
         axes.plot([known, unknown], [row, row], color=shade)  # nothing if one of the two is NaN
-        axes.plot([known], [row], "o", markersize=8, color=shade, markerfacecolor=color("paper"))
-        axes.plot([unknown], [row], "o", markersize=8, color=shade)
+        mark: dict[str, Any] = {"marker": "o", "markersize": 8, "color": shade, "clip_on": False}
+        axes.plot([known], [row], markerfacecolor=color("paper"), **mark)
+        axes.plot([unknown], [row], **mark)
     _rows(axes, runs, "%")
     axes.set_xlim(-3, 103)
 
