@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -89,21 +90,27 @@ def search_outcome(directory: Path) -> str:
     return "harmless"
 
 
+def new_process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+
 @pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", BUILDS)
 def test_damaged_indexes_do_no_harm(kind: str, tmp_path: Path) -> None:
     BUILDS[kind](corpus(50, seed=0), tmp_path / "index")
     rng, seen = random.Random(0), Counter[str]()
-    for number in range(20):
-        copy = tmp_path / str(number)
-        shutil.copytree(tmp_path / "index", copy)
-        corrupt(copy, rng)
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    with ExitStack() as stack:
+        pool = stack.enter_context(new_process())
+        for number in range(20):
+            copy = tmp_path / str(number)
+            shutil.copytree(tmp_path / "index", copy)
+            corrupt(copy, rng)
             try:
                 seen[pool.submit(search_outcome, copy).result()] += 1
             except BrokenProcessPool:
                 seen["process died"] += 1
+                pool = stack.enter_context(new_process())
     # tantivy, which reads Lucene indexes, ends the process on some of them (see SECURITY.md).
     assert seen.keys() <= {"refused in one line", "harmless", *(["process died"] if kind == "lucene" else [])}
     assert seen["refused in one line"]
