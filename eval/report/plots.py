@@ -7,6 +7,7 @@ another one: the pages draw all of `PLOTS` that have runs to draw, in this order
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -67,17 +68,19 @@ def plot(
 
 def drawn(runs: Sequence[RunSummary], seeds: Sequence[RunSummary] = ()) -> list[Drawn]:
     """Draw all plots of ``runs``, which are pooled; ``seeds`` are the runs of the single seeds."""
-    shaded = [(run, line_color(i)) for i, run in enumerate(runs)]
     several = {run.name for run in runs if len(run.seeds) > 1}
-    single = [seed for seed in seeds if seed.name in several]
     found = []
-    for each in PLOTS:
-        shown = [(run, shade) for run, shade in shaded if each.of(run)]
+    for title, caption, of, width, height, row, drawing in PLOTS:
+        shown = [(run, line_color(i)) for i, run in enumerate(runs) if of(run)]
+        single = [seed for seed in seeds if seed.name in several and of(seed)]
         if shown:
-            size = (each.width, each.height + each.row * len(shown))
-            svg = draw(each.title, size, lambda figure, e=each, s=shown: e.draw(figure.subplots(), s, single))
-            found.append(Drawn(each.title, each.caption, svg, each.width > 6))
+            on_axes = partial(_on_axes, drawing, shown, single)
+            found.append(Drawn(title, caption, draw(title, (width, height + row * len(shown)), on_axes), width > 6))
     return found
+
+
+def _on_axes(drawing: Drawing, runs: Shaded, seeds: Sequence[RunSummary], figure: Any) -> None:
+    drawing(figure.subplots(), runs, seeds)
 
 
 @plot(
