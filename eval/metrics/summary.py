@@ -196,12 +196,13 @@ def _wording(trajectories: Sequence[Trajectory]) -> Wording | None:
 
 
 def _parts(questions: Sequence[Question], scores: Sequence[Score]) -> list[Part]:
-    """Return the results by number of hops and by type."""
+    """Return the results by number of hops, and by type if there are several."""
     pairs = list(zip(questions, scores, strict=True))
     hops = sorted({question.hops for question in questions if question.hops is not None})
     groups = {f"{n} hop{'s' * (n != 1)}": [s for q, s in pairs if q.hops == n] for n in hops}
     types = sorted({question.type for question in questions if question.type})
-    groups |= {f"type {name}": [s for q, s in pairs if q.type == name] for name in types}
+    if len(types) > 1:
+        groups |= {f"type {name}": [s for q, s in pairs if q.type == name] for name in types}
     return [
         Part(
             name=name,
