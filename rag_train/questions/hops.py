@@ -10,90 +10,21 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import dropwhile
+from pathlib import Path
+
+import yaml
 
 from rag_train.answers import normalize
 
 SHORTHAND = " >> "
 
-_PERSONS = (
-    "architect, author, chairperson, characters, child, composer, conductor, creator, director, doctoral advisor, "
-    "editor, father, film editor, head of government, head of state, manager, mother, performer, presenter, "
-    "producer, screenwriter, sibling, spouse"
-)
-"""Relations for "Who is the ... of ...?"."""
-_THINGS = (
-    "airline hub, architectural style, basin country, birthplace, capital, cause of death, collection, continent, "
-    "country, country of citizenship, country of origin, currency, date of birth, date of death, employer, "
-    "ethnic group, field of work, genre, headquarters location, heritage designation, highest point, home venue, "
-    "inception, industry, instrument, language of work or name, legislative body, location, main subject, "
-    "manner of death, material used, military branch, movement, narrative location, native language, notable work, "
-    "occupation, official language, operating system, original language of work, original network, "
-    "parent organization, parent taxon, place of birth, place of burial, place of death, platform, product, "
-    "production company, publication date, publisher, record label, religion, residence, sport, stock exchange, "
-    "subsidiary, terminus, voice type"
-)
-"""Relations for "What is the ... of ...?"."""
-TEMPLATES = {
-    **{relation: f"Who is the {relation} of {{}}?" for relation in _PERSONS.split(", ")},
-    **{relation: f"What is the {relation} of {{}}?" for relation in _THINGS.split(", ")},
-    "applies to jurisdiction": "To which jurisdiction does {} apply?",
-    "award received": "Which award did {} receive?",
-    "based on": "What is {} based on?",
-    "capital of": "What is {} the capital of?",
-    "cast member": "Who is a cast member of {}?",
-    "conflict": "In which conflict was {} involved?",
-    "connecting line": "Which line serves {}?",
-    "crosses": "What does {} cross?",
-    "designed by": "Who designed {}?",
-    "developer": "Who developed {}?",
-    "discoverer or inventor": "Who discovered or invented {}?",
-    "distributed by": "Who distributed {}?",
-    "distributor": "Who distributed {}?",
-    "educated at": "Where was {} educated?",
-    "filming location": "Where was {} filmed?",
-    "followed by": "What followed {}?",
-    "follows": "What did {} follow?",
-    "founded by": "Who founded {}?",
-    "founder": "Who founded {}?",
-    "from fictional universe": "From which fictional universe is {}?",
-    "has part": "What is a part of {}?",
-    "influenced by": "Who influenced {}?",
-    "instance of": "What is {} an instance of?",
-    "league": "In which league is {}?",
-    "licensed to broadcast to": "To which place is {} licensed to broadcast?",
-    "located in or next to body of water": "In or next to which body of water is {}?",
-    "located in the administrative territorial entity": "In which administrative territorial entity is {} located?",
-    "located on terrain feature": "On which terrain feature is {} located?",
-    "location of discovery": "Where was {} discovered?",
-    "location of formation": "Where was {} formed?",
-    "lyrics by": "Who wrote the lyrics of {}?",
-    "manufacturer": "Who manufactured {}?",
-    "member of": "What is {} a member of?",
-    "member of political party": "Of which political party is {} a member?",
-    "member of sports team": "Of which sports team is {} a member?",
-    "mouth of the watercourse": "Into which body of water does {} flow?",
-    "named after": "What is {} named after?",
-    "nominated for": "What was {} nominated for?",
-    "occupant": "Who occupies {}?",
-    "operator": "Who operates {}?",
-    "owned by": "Who owns {}?",
-    "part of": "What is {} part of?",
-    "part of the series": "Of which series is {} a part?",
-    "participant": "Who took part in {}?",
-    "participant of": "What did {} take part in?",
-    "participating team": "Which team took part in {}?",
-    "political party": "What is the political party of {}?",
-    "position held": "Which position did {} hold?",
-    "position played on team / speciality": "Which position does {} play?",
-    "replaced by": "What replaced {}?",
-    "replaces": "What did {} replace?",
-    "shares border with": "What shares a border with {}?",
-    "student of": "Whose student was {}?",
-    "subclass of": "What is {} a subclass of?",
-    "twinned administrative body": "With which place is {} twinned?",
-    "winner": "Who won {}?",
+_WORDED = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+TEMPLATES: dict[str, str] = {
+    **{relation: f"Who is the {relation} of {{}}?" for relation in _WORDED["who"]},
+    **{relation: f"What is the {relation} of {{}}?" for relation in _WORDED["what"]},
+    **_WORDED["questions"],
 }
-"""Questions by relation, with ``{}`` for the subject. Each names the relation as Wikidata does and adds nothing."""
+"""Questions by relation (``hops.yaml``), with ``{}`` for the subject."""
 
 _ASKING = {"what", "who", "whom", "whose", "where", "when", "which", "why", "how", "in", "of", "on", "at", "to"}
 _NAME = re.compile(r"[^\W\d_a-zà-öø-ÿ][\w.'’&-]*(?: (?:(?:of|the|de|la|von|van|and) )*[^\W_a-zà-öø-ÿ][\w.'’&-]*)*")
