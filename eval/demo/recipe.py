@@ -9,7 +9,7 @@ from rag_train.data_synth.deeprag.search import SearchConfig
 from rag_train.errors import UserError
 from rag_train.recipe import Count
 from rag_train.training.recipe import LoraRecipe
-from rag_train.worlds.mini.recipe import PretrainConfig
+from rag_train.worlds.mini.settings import PretrainConfig
 from rag_train.worlds.mini.world import WorldConfig
 
 MAX_TOKENS = 1024

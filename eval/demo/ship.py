@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from rag_train.errors import UserError
 from rag_train.training.result import RESULT
 from rag_train.worlds.mini.pretrain import RECORD, SHIPPED, pretrained
-from rag_train.worlds.mini.recipe import PretrainConfig
+from rag_train.worlds.mini.settings import PretrainConfig
 from rag_train.worlds.mini.world import World, WorldConfig
 
 WEIGHTS = "model.safetensors"

@@ -1,4 +1,4 @@
-"""Verdicts of a language model on the answers of an evaluation matrix (`rag_train.judge`).
+"""Verdicts of a language model on the answers of an evaluation matrix (`rag_train.llm_judge`).
 
 Verdicts are stored in ``DIR/verdicts/<key>/``, so that each distinct answer is judged once for all cells. The key
 is a hash of the model, its engine's settings, the prompt and the code that asks.
@@ -19,10 +19,10 @@ from rag_train.jobs.files import read_records
 from rag_train.jobs.items import UNFIT, Outcome, cost, reason_of, run
 from rag_train.jobs.partial import REJECTED
 from rag_train.jobs.retries import current
-from rag_train.judge import JUDGE, JudgeInput, verdict
 from rag_train.llm.base import LLM
 from rag_train.llm.engines import EngineConfig, identity, open_engine
 from rag_train.llm.memo import CallLog
+from rag_train.llm_judge import JUDGE, JudgeInput, verdict
 from rag_train.provenance import settings_hash
 from rag_train.schema import Question, Record, Trajectory
 

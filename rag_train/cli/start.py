@@ -156,7 +156,7 @@ def write_atlas_files(
     as_json: Json = False,
 ) -> None:
     """Write real facts about places and elements: corpus.jsonl and the questions of train, dev and test."""
-    from rag_train.worlds.atlas.write import write_atlas
+    from rag_train.worlds.atlas.questions import write_atlas
 
     announce(f"{output}: reading the facts and making questions")
     counts = write_atlas(output, seed)

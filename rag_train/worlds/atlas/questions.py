@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from itertools import zip_longest
+from pathlib import Path
 
+from rag_train.jobs.files import write_records
 from rag_train.schema import GoldStep, Question
-from rag_train.worlds.atlas.facts import Atlas, Entity, Split, Value
-from rag_train.worlds.atlas.passages import is_mentioned
+from rag_train.worlds.atlas.facts import SHARES, Atlas, Entity, Split, Value, load_atlas
+from rag_train.worlds.atlas.passages import corpus, is_mentioned
 from rag_train.worlds.atlas.wordings import CHAINS, COMPARISONS, RELATIONS, Comparison, Relation
 
 SIZES: dict[Split, int] = {"train": 4500, "dev": 400, "test": 1200}
@@ -34,6 +36,18 @@ def questions(atlas: Atlas, split: Split, seed: int = 0) -> list[Question]:
     ]
     rng.shuffle(made)
     return [question.model_copy(update={"id": f"atlas-{split}-{i}"}) for i, question in enumerate(made)]
+
+
+def write_atlas(directory: Path, seed: int = 0) -> dict[str, int]:
+    """Write corpus.jsonl, train.jsonl, dev.jsonl and test.jsonl, and return how many records each has.
+
+    Raises UserError if a package with facts is not installed.
+    """
+    atlas = load_atlas()
+    records = {"corpus": corpus(atlas)} | {split: questions(atlas, split, seed) for split in SHARES}
+    for name, lines in records.items():
+        write_records(directory / f"{name}.jsonl", lines)
+    return {name: len(lines) for name, lines in records.items()} | {"facts": len(atlas.facts)}
 
 
 def subquery(atlas: Atlas, subject: str, relation: str) -> str:

@@ -24,7 +24,7 @@ from rag_train.progress import progress
 from rag_train.provenance import code_version, machine, settings_hash
 from rag_train.training.masking import IGNORE, encode_segments
 from rag_train.worlds.mini.muon import Muon
-from rag_train.worlds.mini.recipe import PretrainConfig
+from rag_train.worlds.mini.settings import PretrainConfig
 from rag_train.worlds.mini.text import VERSION, TextSource, build_tokenizer
 from rag_train.worlds.mini.world import World
 

@@ -16,9 +16,9 @@ from rag_train.eval.matrix.judge import JudgeVerdict, judge_answers, judge_matri
 from rag_train.eval.matrix.store import warnings
 from rag_train.jobs.files import read_records
 from rag_train.jobs.items import OpenItems
-from rag_train.judge import JudgeInput
 from rag_train.llm.base import EngineError
 from rag_train.llm.engines import EngineConfig
+from rag_train.llm_judge import JudgeInput
 
 
 def test_judges_each_distinct_answer_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
