@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.commands import call
 from support.paths import ROOT
 from support.synthesis import write
 
@@ -40,7 +41,7 @@ def keys(world: World, tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_complexity_is_the_simplest_run_that_answers(keys: list[str], tmp_path: Path, call, capsys):
+def test_complexity_is_the_simplest_run_that_answers(keys: list[str], tmp_path: Path, capsys):
     assert call("synth", "adaptive-rag", ADAPTIVE, *keys, f"output={tmp_path}/a.jsonl", "--json") == 0
     labels = json.loads(capsys.readouterr().out)["counts"]
     files = [load_questions(tmp_path / folder / "questions.jsonl") for folder in ("a", "b")]
@@ -50,7 +51,7 @@ def test_complexity_is_the_simplest_run_that_answers(keys: list[str], tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_refused_question_gives_no_label(keys: list[str], tmp_path: Path, call, capsys):
+def test_a_refused_question_gives_no_label(keys: list[str], tmp_path: Path, capsys):
     """Nothing is known of what the model can answer; the question was labelled as too hard."""
     path = tmp_path / "a/direct.jsonl"
     first, *others = read_records(path, Trajectory)
@@ -61,7 +62,7 @@ def test_a_refused_question_gives_no_label(keys: list[str], tmp_path: Path, call
 
 
 @pytest.mark.slow
-def test_uar_recipes_can_produce_all_classes(keys: list[str], tmp_path: Path, call, capsys):
+def test_uar_recipes_can_produce_all_classes(keys: list[str], tmp_path: Path, capsys):
     sums = [Question(id=f"s{i}", question=f"What is {i} and {i}?", answers=[str(2 * i)]) for i in range(8)]
     news = [Question(id=f"n{i}", question=f"Who leads club {i} now?", answers=["x"]) for i in range(8)]
     write(tmp_path / "sums.jsonl", sums)
@@ -90,7 +91,7 @@ def test_a_run_is_right_by_the_rules_of_the_questions_dataset(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_says_which_classes_have_no_examples(keys: list[str], tmp_path: Path, call, capsys):
+def test_says_which_classes_have_no_examples(keys: list[str], tmp_path: Path, capsys):
     bare = ["timely=[]", "no_knowledge=[]"]
     assert call("synth", "uar", UAR, *keys[:2], *bare, f"output={tmp_path}/u.jsonl") == 0
     told = " ".join(capsys.readouterr().err.split())
@@ -98,7 +99,7 @@ def test_says_which_classes_have_no_examples(keys: list[str], tmp_path: Path, ca
 
 
 @pytest.mark.slow
-def test_rejects_a_run_that_lacks_a_question_or_a_file(keys: list[str], tmp_path: Path, call, capsys):
+def test_rejects_a_run_that_lacks_a_question_or_a_file(keys: list[str], tmp_path: Path, capsys):
     extra = Question(id="extra", question="Who?", answers=["a"])
     path = tmp_path / "b/questions.jsonl"
     write(path, [*load_questions(path), extra])

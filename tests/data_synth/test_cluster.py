@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.commands import call
 
 from rag_train.data_synth.cluster import gpus_of
 from rag_train.data_synth.methods.deeprag import DeepRAGRecipe
@@ -36,7 +37,7 @@ def test_gold_data_take_no_gpu(tmp_path: Path):
 
 @pytest.mark.release
 @pytest.mark.slow
-def test_ray_writes_the_same_files_as_one_process(made: Path, call, capsys):
+def test_ray_writes_the_same_files_as_one_process(made: Path, capsys):
     pytest.importorskip("ray")
     recipe = str(made / "gold.yaml")
     before = {path.name: path.read_bytes() for path in made.glob("gold.jsonl*")}

@@ -45,30 +45,6 @@ def test_dockerfile_installs_existing_extras_and_does_not_run_as_root(path: Path
     assert any("UV_COMPILE_BYTECODE=1" in rest.split() for word, rest in parsed if word == "ENV")
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.name
-)
-def test_issue_template_is_a_form(path: Path):
-    form = yaml.safe_load(path.read_text())
-    if path.name == "config.yml":
-        assert set(form) <= {"blank_issues_enabled", "contact_links"}
-        return
-    assert {"name", "description", "body"} <= set(form)
-    asked = [field for field in form["body"] if field["type"] != "markdown"]
-    assert len({field["id"] for field in asked}) == len(asked)
-    assert all({"label", "description"} <= set(field["attributes"]) for field in asked)
-
-
-def test_contributing_names_what_exists():
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    places = re.findall(r"`((?:rag_train|data_synth|eval|docs|tests)/[\w/.]*)`|\]\(([\w/.-]+)\)", text)
-    paths = {place for pair in places for place in pair if place}
-    paths |= set(re.findall(r"(?:python|pytest) ((?:tests|docs)/[\w/]+\.py)", text))
-    assert len(paths) > 20 and [path for path in paths if not (ROOT / path).exists()] == []
-    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"\bmake (check|test|docs|lint|\w+-\w+)\b", text)) <= targets
-
-
 def test_changelog_and_citation_have_the_version():
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     newest = re.search(r"^## ([\d.]+)", changelog, re.MULTILINE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rag_train.errors import UserError
-from rag_train.named_places import named
+from rag_train.named_places import named, named_places
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,14 @@ def test_splits_at_the_first_equals_sign_before_any_path(text: str, name: str, p
     assert named("--index", text) == (name, place)
 
 
-def test_rejects_an_empty_place() -> None:
-    with pytest.raises(UserError, match="--index web=: nothing after the equals sign; write NAME=PLACE"):
-        named("--index", "web=")
+@pytest.mark.parametrize(
+    ("texts", "problem"),
+    [
+        (["web="], "--index web=: nothing after the equals sign; write NAME=PLACE"),
+        (["runs/a"], "--index runs/a: the name is missing; write NAME=PLACE"),
+        (["a=x", "a=y"], "--index: the name 'a' is given twice; write NAME=PLACE with different names"),
+    ],
+)
+def test_rejects_what_is_no_name_and_place(texts: list[str], problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        named_places("--index", texts)

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.commands import call
 from support.servers import Handler, serving
 
 
 @pytest.mark.slow
-def test_card_describes_the_file(made: Path, call, capsys):
+def test_card_describes_the_file(made: Path, capsys):
     card = (made / "gold.jsonl.md").read_text()
     _, head, body = card.split("---\n", 2)
     head, meta = yaml.safe_load(head), json.loads((made / "gold.jsonl.meta.json").read_text())
@@ -28,7 +29,7 @@ def test_card_describes_the_file(made: Path, call, capsys):
     assert (made / "gold.jsonl.md").read_text() == card
 
 
-def test_push_without_token_fails_before_synthesis(made: Path, call, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_push_without_token_fails_before_synthesis(made: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     output = made / "pushed.jsonl"
     arguments = ["synth", "levelrag", str(made / "gold.yaml"), f"output={output}", "--push-to-hub", "me/data"]
@@ -37,7 +38,7 @@ def test_push_without_token_fails_before_synthesis(made: Path, call, monkeypatch
     assert not output.exists()
 
 
-def test_push_commits_the_card_as_readme(made: Path, call, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_push_commits_the_card_as_readme(made: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     committed: list[str] = []
 
     class Hub(Handler):

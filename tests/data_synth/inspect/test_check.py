@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.commands import call
 from support.paths import MODEL
 from support.synthesis import HELD_OUT, example, write
 
@@ -14,7 +15,7 @@ from rag_train.schema import Plan, PlanNode, PreferencePair, Question, Trajector
 from rag_train.training.data import sft_rows
 
 
-def test_reports_the_lengths_of_training_and_no_problems_for_a_clean_file(tmp_path: Path, call, capsys):
+def test_reports_the_lengths_of_training_and_no_problems_for_a_clean_file(tmp_path: Path, capsys):
     path = write(tmp_path / "clean.jsonl", [example(str(i), f"Who is film {i}?") for i in range(9)])
     assert call("data", "check", str(path), "--tokenizer", str(MODEL), "--json") == 0
     report = json.loads(capsys.readouterr().out)
@@ -27,7 +28,7 @@ def test_reports_the_lengths_of_training_and_no_problems_for_a_clean_file(tmp_pa
     assert "No problems" in capsys.readouterr().out
 
 
-def test_reports_problems_with_line_numbers(tmp_path: Path, call, capsys):
+def test_reports_problems_with_line_numbers(tmp_path: Path, capsys):
     valid = example("0", "Who?")
     path = write(
         tmp_path / "bad.jsonl",
@@ -71,7 +72,7 @@ def test_reports_problems_with_line_numbers(tmp_path: Path, call, capsys):
         (None, "No such file or directory; give the path of a file of records"),
     ],
 )
-def test_rejects_files_without_records(tmp_path: Path, call, capsys, text: str | None, message: str):
+def test_rejects_files_without_records(tmp_path: Path, capsys, text: str | None, message: str):
     path = tmp_path / "file.jsonl"
     if text is not None:
         path.write_text(text)

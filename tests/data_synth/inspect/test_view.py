@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.browser import Browser, chromium
+from support.commands import call
 from support.synthesis import HELD_OUT, example, write
 
 from rag_train.jobs.items import Rejected
@@ -21,7 +22,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture
-def show(browser: Browser, call) -> Callable[..., None]:
+def show(browser: Browser) -> Callable[..., None]:
     """Run `rag-train data view` on a file, with options, and open the page."""
 
     def run(path: Path, *options: str) -> None:

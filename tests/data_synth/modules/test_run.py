@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.commands import call
 from support.fakes import Found
 from support.paths import ROOT
 from support.servers import Handler, serving
@@ -22,7 +23,7 @@ from rag_train.worlds.mini.world import World, write_world
 
 
 @pytest.mark.slow
-def test_gold_recipe_writes_examples_of_every_method_once(world: World, tmp_path: Path, call, capsys):
+def test_gold_recipe_writes_examples_of_every_method_once(world: World, tmp_path: Path, capsys):
     write_world(world, tmp_path)
     assert call("index", str(tmp_path / "corpus.jsonl"), str(tmp_path / "index")) == 0
     capsys.readouterr()

@@ -7,19 +7,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from support.commands import call
 from support.paths import ROOT
 
-from rag_train.cli.app import main
 from rag_train.cli.options import DATA, EVALUATION, SERVING, START, TRAINING
 from rag_train.jobs.files import write_text
 from rag_train.worlds.mini.world import World, WorldConfig, write_world
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
-    monkeypatch.setattr(sys, "argv", ["rag-train", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return caught.value.code
 
 
 @pytest.mark.slow
@@ -63,18 +56,16 @@ def world(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_index_reports_the_line_of_a_broken_corpus(
-    monkeypatch: pytest.MonkeyPatch, capsys, world: Path, tmp_path: Path
-):
-    assert call(monkeypatch, "index", str(world / "corpus.jsonl"), str(tmp_path / "index"), "--json") == 0
+def test_index_reports_the_line_of_a_broken_corpus(capsys, world: Path, tmp_path: Path):
+    assert call("index", str(world / "corpus.jsonl"), str(tmp_path / "index"), "--json") == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["passages"] == 84 and "already an index" not in said.err
-    assert call(monkeypatch, "index", str(world / "corpus.jsonl"), str(tmp_path / "index")) == 0
+    assert call("index", str(world / "corpus.jsonl"), str(tmp_path / "index")) == 0
     assert "already an index; it stays in use until the new one replaces it" in capsys.readouterr().err
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"id": "1", "text": "a"}\n{"id": "2"\n')
     for corpus, message in ((broken, "line 2"), (tmp_path / "gone.jsonl", "gone.jsonl")):
-        assert call(monkeypatch, "index", str(corpus), str(tmp_path / "other")) == 2
+        assert call("index", str(corpus), str(tmp_path / "other")) == 2
         error = capsys.readouterr().err
         assert error.startswith("error: ") and message in error and error.count("\n") == 1
     assert not (tmp_path / "other").exists()
@@ -99,21 +90,9 @@ def test_index_reports_the_line_of_a_broken_corpus(
 )
 def test_user_errors_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys, arguments: list[str], message: str):
     monkeypatch.chdir(ROOT)
-    assert call(monkeypatch, *arguments) == 2
+    assert call(*arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_eval_lists_strategies_for_an_unknown_name(
-    monkeypatch: pytest.MonkeyPatch, capsys, world: Path, tmp_path: Path
-):
-    assert call(monkeypatch, "index", str(world / "corpus.jsonl"), str(tmp_path / "index")) == 0
-    arguments = ["--questions", str(world / "dev.jsonl"), "--index", str(tmp_path / "index")]
-    arguments += ["--output", str(tmp_path / "out"), "--model", str(tmp_path), "--strategy", "guess"]
-    assert call(monkeypatch, "eval", *arguments) == 2
-    assert "--strategy guess: unknown strategy 'guess'; the strategies are deeprag, " in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("output", ["file/world", "x" * 300, "locked/world"])
@@ -123,7 +102,7 @@ def test_an_output_that_cannot_be_written_gives_one_line(
     (tmp_path / "file").touch()
     if output.startswith("locked"):
         monkeypatch.setattr(Path, "mkdir", full_disk)
-    assert call(monkeypatch, "world", str(tmp_path / output)) == 2
+    assert call("world", str(tmp_path / output)) == 2
     announcement, error = capsys.readouterr().err.splitlines()
     assert "mini world" in announcement
     assert error.startswith("error: ") and "choose a place" in error
@@ -141,10 +120,10 @@ def test_half_a_file_does_not_stay_on_a_full_disk(monkeypatch: pytest.MonkeyPatc
     assert [path.name for path in tmp_path.iterdir()] == ["kept"] and (tmp_path / "kept").read_text() == "old"
 
 
-def test_help_groups_the_commands_and_version_is_the_packages(capsys, monkeypatch: pytest.MonkeyPatch):
-    assert call(monkeypatch, "--help") == 0
+def test_help_groups_the_commands_and_version_is_the_packages(capsys):
+    assert call("--help") == 0
     shown = capsys.readouterr().out
     places = [shown.index(f" {group} ") for group in (START, DATA, TRAINING, EVALUATION, SERVING)]
     assert places == sorted(places) and " Commands " not in shown
-    assert call(monkeypatch, "--version") == 0
+    assert call("--version") == 0
     assert capsys.readouterr().out == f"rag-train {version('rag-train')}\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import asynccontextmanager
@@ -12,16 +11,14 @@ from pathlib import Path
 
 import pytest
 from support.chat import chat_server, polite
+from support.commands import call, small_files
 from support.fakes import Says
-from support.matrices import numbered
 from support.paths import ROOT
 from support.servers import Handler, serving
 
-from rag_train.cli.app import main
 from rag_train.errors import PromptTooLong, Refused
 from rag_train.jobs.retries import VARIABLE
 from rag_train.llm.base import EngineError
-from rag_train.retrieval.index.open import build_index
 
 
 class Filtered(Refused):
@@ -41,23 +38,18 @@ def raising(error: Exception, fits: Callable[[str], bool]) -> Callable[[str], st
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    (tmp_path / "corpus.jsonl").write_text('{"id": "p", "title": "T", "text": "number 1 is good"}\n')
-    build_index("bm25", tmp_path / "corpus.jsonl", tmp_path / "index", lambda done: None)
-    lines = (question.model_dump_json() + "\n" for question in numbered(*range(12)))
-    (tmp_path / "q.jsonl").write_text("".join(lines))
-    return tmp_path
+    return small_files(tmp_path, 12)
 
 
-def call(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], str], *arguments: str) -> int | str | None:
+def answered(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], str], *arguments: str) -> int | str | None:
+    """Run a command whose engine gives the answers; return the exit code."""
+
     @asynccontextmanager
     async def opened(*_):
         yield Says(answer)
 
     monkeypatch.setattr("rag_train.strategies.kit.open_engine", opened)
-    monkeypatch.setattr(sys, "argv", ["rag-train", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return caught.value.code
+    return call(*arguments)
 
 
 def evaluation(place: Path, index: str = "") -> list[str]:
@@ -80,7 +72,7 @@ REFUSALS = [(Filtered("blocked"), "content filter"), (PromptTooLong("9,000 token
 @pytest.mark.parametrize(("error", "reason"), REFUSALS)
 def test_a_refused_question_blocks_no_other(error: Refused, reason: str, place: Path, monkeypatch, capsys) -> None:
     answer = raising(error, lambda prompt: "number 3," in prompt)
-    assert call(monkeypatch, answer, *evaluation(place)) == 0
+    assert answered(monkeypatch, answer, *evaluation(place)) == 0
     said = capsys.readouterr()
     assert f"which count as wrong: rag (1 of 12: {reason} 1)" in " ".join(said.out.split())
     last = f"m/rag/q/bm25/0: questions refused, which count as wrong (1 of 12: {reason} 1); see the errors in"
@@ -88,7 +80,7 @@ def test_a_refused_question_blocks_no_other(error: Refused, reason: str, place: 
     [cell] = json.loads((place / "m/matrix.json").read_text())["cells"]
     assert cell["summary"]["refused"] == {reason: 1} and cell["summary"]["em"]["mean"] == pytest.approx(11 / 12)
 
-    assert call(monkeypatch, answer, *synthesis(place), f"output={place}/out.jsonl") == 0
+    assert answered(monkeypatch, answer, *synthesis(place), f"output={place}/out.jsonl") == 0
     assert "11 records of 12 questions" in (said := capsys.readouterr().out) and f"rejected: {reason} 1" in said
     assert rejected(place) == {reason: 1}
 
@@ -98,10 +90,10 @@ def test_no_scores_if_all_questions_are_refused(
     error: Refused, reason: str, place: Path, monkeypatch, capsys
 ) -> None:
     answer = raising(error, lambda prompt: True)
-    assert call(monkeypatch, answer, *evaluation(place)) == 2
+    assert answered(monkeypatch, answer, *evaluation(place)) == 2
     assert f"{error}" in (said := capsys.readouterr().err).splitlines()[-1] and "refused" in said
     assert json.loads((place / "m/matrix.json").read_text())["cells"] == []
-    assert call(monkeypatch, answer, *synthesis(place), f"output={place}/out.jsonl") == 2
+    assert answered(monkeypatch, answer, *synthesis(place), f"output={place}/out.jsonl") == 2
     assert reason in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -109,9 +101,9 @@ def test_a_question_stays_open_until_its_service_answers(place: Path, monkeypatc
     down = raising(EngineError("down"), lambda prompt: "number 3," in prompt)
     fine = raising(EngineError("down"), lambda prompt: False)
     for command in (evaluation(place), [*synthesis(place), f"output={place}/out.jsonl"]):
-        assert call(monkeypatch, down, *command) == 2
+        assert answered(monkeypatch, down, *command) == 2
         assert "11 of 12 questions done, 1 open (down); give the same command again" in capsys.readouterr().err
-        assert call(monkeypatch, fine, *command) == 0
+        assert answered(monkeypatch, fine, *command) == 0
 
 
 def test_a_retriever_that_hangs_costs_no_more_than_the_patience(place: Path, monkeypatch, capsys) -> None:
@@ -127,7 +119,7 @@ def test_a_retriever_that_hangs_costs_no_more_than_the_patience(place: Path, mon
 
     monkeypatch.setenv(VARIABLE, "1")
     with serving(Hangs) as url:
-        assert call(monkeypatch, raising(EngineError(""), lambda prompt: False), *evaluation(place, url)) == 2
+        assert answered(monkeypatch, raising(EngineError(""), lambda prompt: False), *evaluation(place, url)) == 2
         over.set()
     last = capsys.readouterr().err.splitlines()[-1]
     assert f"0 of 12 questions done, 12 open (retrieval service {url}: " in last and f"{VARIABLE}=SECONDS" in last
@@ -143,7 +135,7 @@ def test_a_retriever_without_passages_is_said(place: Path, monkeypatch, capsys) 
             self.send(200, json.dumps({"passages": [[] for _ in asked]}).encode())
 
     with serving(Finds) as url:
-        assert call(monkeypatch, raising(EngineError(""), lambda prompt: False), *evaluation(place, url)) == 0
+        assert answered(monkeypatch, raising(EngineError(""), lambda prompt: False), *evaluation(place, url)) == 0
     said = capsys.readouterr()
     assert "no search found a passage: rag (12 of 12)" in " ".join(said.out.split())
     assert "the retriever found no passage for 12 of 12 questions; check the index" in said.err
@@ -155,12 +147,12 @@ def test_a_file_that_cannot_grow_is_one_line(command, place: Path, monkeypatch, 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, limits[1]))
     try:
-        assert call(monkeypatch, answer, *arguments) == 2
+        assert answered(monkeypatch, answer, *arguments) == 2
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"error: {place}/") and "File too large; raise the limit on the size of files" in last
-    assert call(monkeypatch, answer, *arguments) == 0
+    assert answered(monkeypatch, answer, *arguments) == 0
 
 
 @pytest.mark.parametrize(
@@ -183,9 +175,6 @@ def test_a_server_that_hangs_costs_no_more_than_the_patience(
 
     monkeypatch.setenv(VARIABLE, "5")
     with chat_server(answer=answer) as server:
-        monkeypatch.setattr(sys, "argv", ["rag-train", *evaluation(place), "--engine", "chat", "--url", server.url])
-        with pytest.raises(SystemExit) as caught:
-            main()
+        assert call(*evaluation(place), "--engine", "chat", "--url", server.url) == 2
         over.set()
-    assert caught.value.code == 2
     assert said.format(server.url) in capsys.readouterr().err

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from support.chat import chat_server, polite
+from support.commands import call, small_files
 from support.matrices import numbered
 from support.paths import MODEL
 
-from rag_train.cli.app import main
-from rag_train.errors import UserError
 from rag_train.eval.matrix.cell import load_matrix
 from rag_train.eval.matrix.estimate import bound
 from rag_train.eval.papers.measured import Measurements
 from rag_train.eval.papers.sources import Request
-from rag_train.named_places import named, named_places
 from rag_train.retrieval.index.open import build_index
 from rag_train.strategies.base import STRATEGIES, Named
 from rag_train.strategies.baselines.reader import Direct
@@ -29,15 +26,8 @@ from rag_train.worlds.mini.world import World, WorldConfig
 MINI = str(MODEL)
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
-    monkeypatch.setattr(sys, "argv", ["rag-train", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return caught.value.code
-
-
 @pytest.mark.slow
-def test_commands_on_the_mini_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_commands_on_the_mini_model(tmp_path: Path, capsys) -> None:
     world = World(WorldConfig())
     asked, compounds = world.questions("test")[:4], world.compounds("test", 2)
     for name, records in (("multi", asked), ("compound", compounds), ("corpus", world.corpus())):
@@ -47,7 +37,7 @@ def test_commands_on_the_mini_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     command = ["eval", "--model", f"mini={MINI}", "--index", str(tmp_path / "index"), "--output", output]
     command += ["--questions", str(tmp_path / "multi.jsonl"), "--questions", str(tmp_path / "compound.jsonl")]
     command += ["--strategy", "cot", "--strategy", "deeprag", "--engine", "transformers", "--no-instructions"]
-    assert call(monkeypatch, *command, "--json") == 0
+    assert call(*command, "--json") == 0
     cells = json.loads(capsys.readouterr().out)
     assert [(cell["dataset"], cell["strategy"]) for cell in cells] == [
         ("multi", "cot"), ("multi", "deeprag"), ("compound", "cot"), ("compound", "deeprag")
@@ -55,16 +45,16 @@ def test_commands_on_the_mini_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     deeprag = cells[1]["summary"]
     assert deeprag["retrievals"]["mean"] > 0 and deeprag["fact_boundary"] and deeprag["fact_calibration"]["bins"]
     assert "compound" in cells[3]["summary"]["measures"]
-    assert call(monkeypatch, "compare", output, "--cell", cells[0]["id"], "--cell", cells[1]["id"], "--json") == 0
+    assert call("compare", output, "--cell", cells[0]["id"], "--cell", cells[1]["id"], "--json") == 0
     assert json.loads(capsys.readouterr().out)[0]["questions"] == 4
-    assert call(monkeypatch, "export", output, str(tmp_path / "x"), "--format", "flashrag") == 0
+    assert call("export", output, str(tmp_path / "x"), "--format", "flashrag") == 0
     assert capsys.readouterr().out.endswith("/x: 8 files\n")
-    assert call(monkeypatch, "judge", output, "--model", MINI, "--engine", "transformers", "--json") == 0
+    assert call("judge", output, "--model", MINI, "--engine", "transformers", "--json") == 0
     assert {cell["summary"]["measures"]["judge"]["mean"] for cell in json.loads(capsys.readouterr().out)[-4:]}
 
 
 @pytest.mark.slow
-def test_roles_have_models_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_roles_have_models_of_their_own(tmp_path: Path, capsys) -> None:
     """A checkpoint, as the recipes write it, takes a role beside the generator."""
     world = World(WorldConfig())
     for name, records in (("q", world.questions("test")[:2]), ("corpus", world.corpus())):
@@ -79,7 +69,7 @@ def test_roles_have_models_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
         ("planner", ["planrag"]),
     ):
         chosen = [option for strategy in strategies for option in ("--strategy", strategy)]
-        assert call(monkeypatch, *command, "--role", f"{role}={trained}", *chosen) == 0
+        assert call(*command, "--role", f"{role}={trained}", *chosen) == 0
         cells = json.loads(capsys.readouterr().out)
         assert [cell["summary"]["errors"] for cell in cells] == [0] * len(strategies)
         settings = json.loads((tmp_path / "m" / f"cells/{cells[0]['id']}.settings.json").read_text())
@@ -87,35 +77,31 @@ def test_roles_have_models_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_dry_run_estimates_what_is_missing_and_keeps_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    (tmp_path / "corpus.jsonl").write_text('{"id": "p", "title": "T", "text": "x"}\n')
-    build_index("bm25", tmp_path / "corpus.jsonl", tmp_path / "index", lambda done: None)
-    asked, output = numbered(*range(40)), tmp_path / "m"
-    (tmp_path / "q.jsonl").write_text("".join(question.model_dump_json() + "\n" for question in asked))
+def test_dry_run_estimates_what_is_missing_and_keeps_nothing(tmp_path: Path, capsys) -> None:
+    small_files(tmp_path, 40)
+    output = tmp_path / "m"
     command = ["eval", "--model", "gpt", "--index", str(tmp_path / "index"), "--output", str(output)]
     command += ["--questions", str(tmp_path / "q.jsonl"), "--strategy", "rag", "--strategy", "rag,max_retrievals=0"]
     with chat_server(answer=polite) as server:
         command += ["--url", server.url, "--engine"]
         priced = [*command, "chat,input_price=2,output_price=10"]
-        assert call(monkeypatch, *priced, "--dry-run", "--json") == 0
+        assert call(*priced, "--dry-run", "--json") == 0
         found, limited = json.loads(capsys.readouterr().out)
         assert (found["questions"], found["asked"], found["calls"], found["searches"]) == (40, 4, 40, 40)
         assert (limited["searches at most"], limited["calls at most"]) == (0, 40) and not output.exists()
         dollars = (2 * found["tokens read"] + 10 * found["tokens written"]) / 1e6
         assert found["dollars"] == pytest.approx(dollars) and dollars > 0 and found["MiB"] > 0
-        assert call(monkeypatch, *priced, "--dry-run") == 0
+        assert call(*priced, "--dry-run") == 0
         text = " ".join(capsys.readouterr().out.split())
         assert "Dry run" in text and "Means of 8 questions" in text and " all 80 " in text
-        assert call(monkeypatch, *command, "chat", "--sample", "30") == 0
+        assert call(*command, "chat", "--sample", "30") == 0
         capsys.readouterr()
-        assert call(monkeypatch, *command, "chat", "--dry-run", "--json") == 0
+        assert call(*command, "chat", "--dry-run", "--json") == 0
         assert [each["questions"] for each in json.loads(capsys.readouterr().out)] == [10, 10]
-        assert call(monkeypatch, *command, "chat", "--sample", "30", "--dry-run") == 0
+        assert call(*command, "chat", "--sample", "30", "--dry-run") == 0
         assert "all questions are answered already" in capsys.readouterr().out
     places = command[3 : command.index("--url")]
-    assert call(monkeypatch, "eval", "--watch", str(output), *places, "--dry-run") == 2
+    assert call("eval", "--watch", str(output), *places, "--dry-run") == 2
     assert "--dry-run: not with --watch" in capsys.readouterr().err
 
 
@@ -135,11 +121,8 @@ def adapter(folder: Path, **tensors: tuple[int, ...]) -> str:
 
 
 @pytest.mark.slow
-def test_rejects_mistakes_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    (tmp_path / "corpus.jsonl").write_text('{"id": "p", "title": "T", "text": "x"}\n')
-    build_index("bm25", tmp_path / "corpus.jsonl", tmp_path / "index", lambda done: None)
-    asked, wrong = tmp_path / "q.jsonl", tmp_path / "wrong.jsonl"
-    asked.write_text(numbered(0)[0].model_dump_json() + "\n")
+def test_rejects_mistakes_before_writing(tmp_path: Path, capsys) -> None:
+    asked, wrong = small_files(tmp_path, 1) / "q.jsonl", tmp_path / "wrong.jsonl"
     wrong.write_text('{"prompt": "?", "target": "!"}\n')
     embeddings = adapter(tmp_path / "e", **{"base_model.model.model.embed_tokens.weight": (7, 128)})
     head = adapter(tmp_path / "h", **{"base_model.model.lm_head.lora_B.weight": (7, 4)})
@@ -163,7 +146,7 @@ def test_rejects_mistakes_before_writing(tmp_path: Path, monkeypatch: pytest.Mon
         (["--model", head, *index, *base], "h: made for a vocabulary of 7 tokens, but model"),
         (["--model", str(tmp_path), *index, *base], "no config.json"),
     ):
-        assert call(monkeypatch, "eval", *arguments, "--strategy", "direct", "--output", str(output)) == 2
+        assert call("eval", *arguments, "--strategy", "direct", "--output", str(output)) == 2
         *before, error = capsys.readouterr().err.splitlines()
         assert error.startswith("error: ") and problem in error
         assert before in ([], ["1 question of q: direct"])
@@ -182,40 +165,25 @@ def test_a_missing_index_is_reported_before_an_engine_starts(
     (tmp_path / "q.jsonl").write_text(numbered(0)[0].model_dump_json() + "\n")
     evaluation = ["eval", "--strategy", "rag", "--questions", str(tmp_path / "q.jsonl"), "--output", str(tmp_path)]
     for command in (evaluation, ["serve", "strategy", "rag"]):
-        assert call(monkeypatch, *command, "--model", MINI, "--index", str(tmp_path / "gone")) == 2
+        assert call(*command, "--model", MINI, "--index", str(tmp_path / "gone")) == 2
         assert "gone': no such directory; give an index directory" in capsys.readouterr().err
 
 
-def test_splits_names_from_places() -> None:
-    assert named("--model", "base=runs/a") == ("base", "runs/a")
-    assert named("--model", "runs/lr=0.1/best") == ("", "runs/lr=0.1/best")
-    assert named_places("--model", ["a=x=y", "b=runs/z"]) == {"a": "x=y", "b": "runs/z"}
-    for texts, problem in (
-        (["a="], "--model a=: nothing after the equals sign; write NAME=PLACE"),
-        (["runs/a"], "--model runs/a: the name is missing; write NAME=PLACE"),
-        (["a=x", "a=y"], "--model: the name 'a' is given twice; write NAME=PLACE with different names"),
-    ):
-        with pytest.raises(UserError, match=problem):
-            named_places("--model", texts)
-
-
-def test_results_go_to_standard_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
+def test_results_go_to_standard_output(tmp_path: Path, capsys) -> None:
     asked, predictions = tmp_path / "q.jsonl", tmp_path / "p.json"
     asked.write_text(numbered(0)[0].model_dump_json() + "\n")
     for name, answer in (("first", "yes"), ("second", "no")):
         predictions.write_text(json.dumps({"q0": answer}))
         command = ["score", str(predictions), "--questions", str(asked), "--output", str(tmp_path / "m")]
-        assert call(monkeypatch, *command, "--name", name) == 0
+        assert call(*command, "--name", name) == 0
         said = capsys.readouterr()
         assert "Answers and retrievals" in said.out and not said.err
-    assert call(monkeypatch, "compare", str(tmp_path / "m")) == 0
+    assert call("compare", str(tmp_path / "m")) == 0
     said = capsys.readouterr()
     assert "Compared with first" in said.out and not said.err
 
 
-def test_unanswerable_questions_are_left_out_or_scored_by_choice(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
-) -> None:
+def test_unanswerable_questions_are_left_out_or_scored_by_choice(tmp_path: Path, capsys) -> None:
     asked, predictions = tmp_path / "q.json", tmp_path / "p.json"
     paragraph = {"context": "Ann is a poet.", "qas": [{"id": "a", "question": "?", "answers": [{"text": "Ann"}]}]}
     paragraph["qas"].append({"id": "b", "question": "When?", "answers": [], "is_impossible": True})
@@ -229,26 +197,17 @@ def test_unanswerable_questions_are_left_out_or_scored_by_choice(
         (["--unanswerable", "abstain"], {"a": "Ann", "b": ""}, "scored: a refusal to answer is right"),
     ):
         predictions.write_text(json.dumps(answers))
-        assert call(monkeypatch, *command, *choice) == (0 if choice and choice[1] != "all" else 2)
+        assert call(*command, *choice) == (0 if choice and choice[1] != "all" else 2)
         assert told in " ".join(capsys.readouterr().err.split())
         if choice and choice[1] != "all":
             [cell] = load_matrix(tmp_path / "m").cells
             assert (cell.summary.questions, cell.summary.em.mean) == (1 + ("abstain" in choice), 1)
 
 
-@pytest.fixture
-def asked(tmp_path: Path) -> Path:
-    """A folder with an index and 40 questions."""
-    (tmp_path / "corpus.jsonl").write_text('{"id": "p", "title": "T", "text": "x"}\n')
-    build_index("bm25", tmp_path / "corpus.jsonl", tmp_path / "index", lambda done: None)
-    lines = (question.model_dump_json() + "\n" for question in numbered(*range(40)))
-    (tmp_path / "q.jsonl").write_text("".join(lines))
-    return tmp_path
-
-
 def test_dry_run_of_reproduce_asks_a_few_questions_of_each_cell(
-    asked: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
+    asked = small_files(tmp_path, 40)
     wanted = [Request("base", "cot", "popqa"), Request("base", "rag", "popqa"), Request("stage1", "rag", "popqa")]
     monkeypatch.setattr(Measurements, "wanted", lambda *_: wanted)
     work = asked / "work"
@@ -256,12 +215,12 @@ def test_dry_run_of_reproduce_asks_a_few_questions_of_each_cell(
     command += ["--model", "base=gpt", "--index", str(asked / "index")]
     with chat_server(answer=polite) as server:
         command += ["--url", server.url, "--engine", "chat,input_price=2,output_price=10", "--dry-run"]
-        assert call(monkeypatch, *command, "--json") == 0
+        assert call(*command, "--json") == 0
         cells = json.loads(capsys.readouterr().out)
         assert not work.exists() and [cell["cell"] for cell in cells] == ["base/cot/popqa/0", "base/rag/popqa/0"]
         assert all((cell["questions"], cell["asked"]) == (40, 4) and cell["calls"] >= 40 for cell in cells)
         assert all(cell["MiB"] > 0 and cell["dollars"] > 0 for cell in cells)
-        assert call(monkeypatch, *command) == 0
+        assert call(*command) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     base, total = (row for row in rows if row and row[0] in ("base", "all"))
     assert base[1:] == total[1:] and base[1:3] == ["2", "80"]

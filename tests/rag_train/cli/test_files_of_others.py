@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 import unicodedata
 from pathlib import Path
 
 import pytest
+from support.commands import call
 from support.paths import ROOT
 
 from rag_train.answers import rules_of
-from rag_train.cli.app import main
 from rag_train.errors import UserError
 from rag_train.questions.load import load_questions
 from rag_train.retrieval.open import open_retriever
@@ -97,13 +96,6 @@ def files(folder: str, known: set[str]) -> list[str]:
     return sorted(here | known)
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int | str | None:
-    monkeypatch.setattr(sys, "argv", ["rag-train", *map(str, arguments)])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return caught.value.code
-
-
 @pytest.mark.parametrize("name", files("questions", READ.keys() | REFUSED.keys()))
 def test_questions_are_read_or_refused_with_a_remedy(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = FILES / "questions" / name
@@ -129,12 +121,10 @@ def test_unanswerable_questions_are_left_out_or_ask_for_a_refusal(capsys: pytest
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", files("predictions", set(SCORED)))
-def test_predictions_are_scored(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predictions_are_scored(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     questions, more, expected = SCORED[name]
     command = ["score", FILES / "predictions" / name, "--questions", FILES / "questions" / questions, *more]
-    assert call(monkeypatch, *command, "--name", "other", "--output", tmp_path, "--json") == 0
+    assert call(*command, "--name", "other", "--output", tmp_path, "--json") == 0
     [cell] = json.loads(capsys.readouterr().out)
     summary = cell["summary"]
     assert (summary["questions"], summary["em"]["mean"], summary["f1"]["mean"]) == (1, expected, expected)
@@ -143,19 +133,17 @@ def test_predictions_are_scored(
 @pytest.mark.slow
 @pytest.mark.parametrize("answer", ["C", "(C) Jupiter", "Jupiter"])
 def test_a_choice_is_right_as_a_letter_and_as_a_text(
-    answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    answer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "p.json").write_text(json.dumps({"test_0": answer}))
     command = ["score", tmp_path / "p.json", "--questions", FILES / "questions/flashrag/mmlu/test.jsonl"]
-    assert call(monkeypatch, *command, "--name", "other", "--output", tmp_path / "m", "--json") == 0
+    assert call(*command, "--name", "other", "--output", tmp_path / "m", "--json") == 0
     assert json.loads(capsys.readouterr().out)[0]["summary"]["em"]["mean"] == 1
 
 
-def test_a_leak_is_found_through_other_quotation_marks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_leak_is_found_through_other_quotation_marks(capsys: pytest.CaptureFixture[str]) -> None:
     train, held_out = (FILES / f"questions/leak_{name}.jsonl" for name in ("train", "heldout"))
-    assert call(monkeypatch, "data", "check", train, "--against", held_out, "--json") == 1
+    assert call("data", "check", train, "--against", held_out, "--json") == 1
     assert json.loads(capsys.readouterr().out)["findings"] == [
         {"what": "same text as an evaluation question", "lines": [1]}
     ]
@@ -163,11 +151,9 @@ def test_a_leak_is_found_through_other_quotation_marks(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", files("corpora", set(FOUND)))
-def test_corpora_are_indexed_and_found(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_corpora_are_indexed_and_found(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     count, said, searches = FOUND[name]
-    assert call(monkeypatch, "index", FILES / "corpora" / name, tmp_path / "i", "--json") == 0
+    assert call("index", FILES / "corpora" / name, tmp_path / "i", "--json") == 0
     told = capsys.readouterr()
     assert json.loads(told.out)["passages"] == count and said in told.err
     retriever = open_retriever(str(tmp_path / "i"))
@@ -178,8 +164,8 @@ def test_corpora_are_indexed_and_found(
 
 
 @pytest.mark.slow
-def test_passages_of_different_corpora_are_not_fused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passages_of_different_corpora_are_not_fused(tmp_path: Path) -> None:
     for name in ("fuse_a", "fuse_b"):
-        assert call(monkeypatch, "index", FILES / f"corpora/{name}.jsonl", tmp_path / name) == 0
+        assert call("index", FILES / f"corpora/{name}.jsonl", tmp_path / name) == 0
     with pytest.raises(UserError, match=r"search different corpora, .*; index the same corpus file for each$"):
         open_retriever(f"rrf({tmp_path}/fuse_a, {tmp_path}/fuse_b)")

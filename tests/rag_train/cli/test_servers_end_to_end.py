@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -11,15 +10,13 @@ from typing import Any
 
 import pytest
 from support.chat import polite
-from support.matrices import numbered
+from support.commands import call, small_files
 from support.paths import MODEL, ROOT
 from support.servers import Handler, serving
 
-from rag_train.cli.app import main
 from rag_train.llm import replicas
 from rag_train.llm.checkpoint import load_tokenizer
 from rag_train.llm.control import control_tokens
-from rag_train.retrieval.index.open import build_index
 
 ROWS = {row["name"]: row for row in map(json.loads, (ROOT / "tests/cases/servers.jsonl").read_text().splitlines())}
 EVERY, ONE = "Is number", "Is number 1,"
@@ -188,11 +185,7 @@ class Player:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(replicas, "FIRST_WAIT", 0.01)
     monkeypatch.setattr(replicas, "LONGEST_WAIT", 0.05)
-    (tmp_path / "corpus.jsonl").write_text('{"id": "p", "title": "Who", "text": "number 1 is good"}\n')
-    build_index("bm25", tmp_path / "corpus.jsonl", tmp_path / "index", lambda done: None)
-    lines = (question.model_dump_json() + "\n" for question in numbered(*range(3)))
-    (tmp_path / "q.jsonl").write_text("".join(lines))
-    return tmp_path
+    return small_files(tmp_path, 3, title="Who")
 
 
 def arguments(play: Play, place: Path, url: str) -> list[str]:
@@ -254,11 +247,9 @@ def test_what_must_come_of_a_row_comes(play: Play, place: Path, monkeypatch: pyt
 
     monkeypatch.setattr(replicas, "retry_after", shortened)
     with serving(Plays) as url:
-        monkeypatch.setattr(sys, "argv", ["rag-train", *arguments(play, place, url)])
-        with pytest.raises(SystemExit) as caught:
-            main()
+        code = call(*arguments(play, place, url))
     said = capsys.readouterr()
-    assert caught.value.code == play.code, said.err
+    assert code == play.code, said.err
     assert [part for part in play.says if part not in " ".join((said.out + said.err).split())] == [], said
     check_requests(player, waits)
     for path in (*place.glob("out/**/*.json"), *place.glob("out/**/*.jsonl")):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from support.chat import chat_server, polite
+from support.commands import call, small_files
 from support.paths import ROOT
-
-from rag_train.cli.app import main
-from rag_train.retrieval.index.open import build_index
 
 RECIPE = str(ROOT / "recipes/planrag_teacher.yaml")
 PLAN = [
@@ -20,21 +17,13 @@ PLAN = [
 ]
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
-    monkeypatch.setattr(sys, "argv", ["rag-train", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return caught.value.code
-
-
 def plans(messages: list[dict[str, str]]) -> str:
     return json.dumps(PLAN) if "maker of film" in messages[0]["content"] else polite(messages)
 
 
 @pytest.mark.slow
 def test_planrag_teacher_runs_through_a_closed_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    (tmp_path / "corpus.jsonl").write_text('{"id": "p", "title": "T", "text": "x"}\n')
-    build_index("bm25", tmp_path / "corpus.jsonl", tmp_path / "index", lambda done: None)
+    small_files(tmp_path, 0)
     questions = [
         {"id": f"q{i}", "question": f"Where was the maker of film {i} born?", "answers": ["Nevada"]}
         for i in range(200)
@@ -54,38 +43,37 @@ def test_planrag_teacher_runs_through_a_closed_model(tmp_path: Path, monkeypatch
     command += [f"engine.cache={tmp_path}/answers.db", "engine.requests_per_minute=null"]
     with chat_server(answer=plans, key="secret") as server:
         command += [f"engine.urls=[{server.url}]", "engine.tokens_per_minute=null"]
-        assert call(monkeypatch, *command, "--dry-run") == 0
+        assert call(*command, "--dry-run") == 0
         estimate = json.loads(capsys.readouterr().out)
         assert (estimate["items"], estimate["items_done"], estimate["engine_calls"]) == (200, 2, 200)
         assert estimate["dollars"] > 0 and not (tmp_path / "teacher.jsonl").exists()
         probes = len(server.asked) - 2
-        assert call(monkeypatch, *[part for part in command if part != "--json"], "--dry-run") == 0
+        assert call(*[part for part in command if part != "--json"], "--dry-run") == 0
         table = " ".join(capsys.readouterr().out.split())
         assert "Dry run" in table and "engine calls 200" in table and "Means of 2 items" in table
         server.asked = server.asked[: 2 + probes]
-        assert call(monkeypatch, *command) == 0
+        assert call(*command) == 0
         summary = json.loads(capsys.readouterr().out)
         assert summary["records"] == 200 and summary["counts"]["depth 2"] == 200
         assert len(server.asked) == 200 + 2 * probes, "the two answers of the dry run are not paid for again"
-        assert call(monkeypatch, *command, "--dry-run", "--shard", "1/2") == 2
+        assert call(*command, "--dry-run", "--shard", "1/2") == 2
         for options, message in (
             (["--device", "h100"], "--device h100: only with --dry-run"),
             (["--dry-run", "--device", "h100"], "--device h100: the recipe starts no engine"),
             (["--dry-run", "--device", "h1"], "--device h1: not in the table"),
         ):
             capsys.readouterr()
-            assert call(monkeypatch, *command, *options) == 2
+            assert call(*command, *options) == 2
             assert message in capsys.readouterr().err
     assert "secret" not in (tmp_path / "teacher.jsonl.meta.json").read_text()
 
 
-def test_an_empty_file_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_an_empty_file_is_an_error_with_a_remedy(tmp_path: Path, capsys):
     """U1: a synthesis that made nothing ended with exit code 0."""
-    (tmp_path / "corpus.jsonl").write_text('{"id": "p", "title": "T", "text": "x"}\n')
-    build_index("bm25", tmp_path / "corpus.jsonl", tmp_path / "index", lambda done: None)
+    small_files(tmp_path, 0)
     (tmp_path / "q.jsonl").write_text('{"id": "q", "question": "Who?", "answers": ["no annotated hops"]}\n')
     keys = [f"questions=[{tmp_path}/q.jsonl]", "held_out=[]", f"index={tmp_path}/index"]
     keys.append(f"output={tmp_path}/plans.jsonl")
-    assert call(monkeypatch, "synth", "planrag", str(ROOT / "recipes/gold.yaml"), *keys) == 2
+    assert call("synth", "planrag", str(ROOT / "recipes/gold.yaml"), *keys) == 2
     error = capsys.readouterr().err
     assert "0 records of 1 questions; rejected: " in error and "the file is empty; check the questions" in error
