@@ -78,6 +78,8 @@ def test_index_reports_the_line_of_a_broken_corpus(capsys, world: Path, tmp_path
         (["demo", "--seeds", "a"], "--seeds a: not a list of integers"),
         (["demo", "test_question=1"], "unknown key 'test_question'; did you mean 'test_questions'?"),
         (["train", "gone.yaml"], "recipe gone.yaml: No such file or directory"),
+        (["synth", "deeprga"], "synth deeprga: unknown method 'deeprga'; did you mean deeprag"),
+        (["synth", "deeprag"], "synth deeprag: no recipe; give one, such as recipes/deeprag_synth.yaml"),
         (["synth", "deeprag", "recipes/deeprag_synth.yaml"], "no file 'data/hotpotqa/train.jsonl'"),
         (["index", "README.md", "x", "--kind", "sparse"], "the kinds are bm25, lucene, dense"),
         (["index", "README.md", "x", "--search", "nprobe=2"], "add --kind dense"),

@@ -10,6 +10,9 @@ from support.chat import chat_server, polite
 from support.commands import call, small_files
 from support.paths import ROOT
 
+from rag_train.data_synth.registry import METHODS
+from rag_train.recipe import describe
+
 RECIPE = str(ROOT / "recipes/planrag_teacher.yaml")
 PLAN = [
     {"id": "Q1.1", "question": "Who made film 1?", "parents": []},
@@ -77,3 +80,17 @@ def test_an_empty_file_is_an_error_with_a_remedy(tmp_path: Path, capsys):
     assert call("synth", "planrag", str(ROOT / "recipes/gold.yaml"), *keys) == 2
     error = capsys.readouterr().err
     assert "0 records of 1 questions; rejected: " in error and "the file is empty; check the questions" in error
+
+
+def test_methods_are_listed_and_each_says_what_its_recipe_takes(capsys):
+    assert call("synth") == 0
+    listed = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[1:]}
+    assert listed.keys() == METHODS.keys()
+    for name, method in METHODS.items():
+        assert all((ROOT / f"recipes/{start}.yaml").exists() for start in method.starts)
+        assert call("synth", name, "--help") == 0
+        said = capsys.readouterr().out
+        assert listed[name].split(maxsplit=1)[1] in said and f"recipes/{method.starts[0]}.yaml" in said
+        assert all(f"  {key.name} (" in said for key in describe(method.recipe_type))
+    assert call("synth", "--help") == 0
+    assert "--push-to-hub" in (said := capsys.readouterr().out) and listed["uar"] in said
