@@ -90,32 +90,32 @@ class DRAGIN(Strategy):
         llm: Any = self.kit.llm
         seen = await llm.inspect(prompt, sentence)
         text = prompt + sentence
-        words = words_of(seen, text)
+        words = words_of(seen, text, len(prompt), len(text))
         hits = [word for word, value in importance(seen, text, words) if value > self.threshold]
         if not hits:
             return "", ""
         question = one_line(run.question.question)
         asked = max(0, prompt.rfind(question))
-        own = [(asked, asked + len(question)), (len(prompt) - len(thoughts), len(text))]
-        candidates = [word for word in words if any(start <= word.start < end for start, end in own)]
-        query = attended(seen, text, candidates, hits, self.query_words)
+        before = [(asked, asked + len(question)), (len(prompt) - len(thoughts), len(prompt))]
+        known = [word for start, end in before for word in words_of(seen, text, start, end)]
+        query = attended(seen, text, [*known, *words], hits, self.query_words)
         return text[len(prompt) : hits[0].start].rstrip(), query or question
 
 
-def words_of(seen: Inspection, text: str) -> list[Word]:
-    """Return the words of the text, which white space separates, with their tokens.
+def words_of(seen: Inspection, text: str, begin: int, end: int) -> list[Word]:
+    """Return the words of ``text[begin:end]``, which white space separates, with their tokens.
 
     Words are read from the text, not from the vocabulary's spelling.
     """
     words, i = [], 0
-    for match in re.finditer(r"\S+", text):
-        start, end = match.span()
-        while i < len(seen.spans) and seen.spans[i][1] <= start:
+    for match in re.compile(r"\S+").finditer(text, begin, end):
+        first, last = match.span()
+        while i < len(seen.spans) and seen.spans[i][1] <= first:
             i += 1
         j = i
-        while j < len(seen.spans) and seen.spans[j][0] < end:
+        while j < len(seen.spans) and seen.spans[j][0] < last:
             j += 1
-        words.append(Word(start, end, range(i, j)))
+        words.append(Word(first, last, range(i, j)))
     return words
 
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import pytest
 import torch
-from support.fakes import Found, Replay, Says, elapsed
+from support.fakes import CHAT, Found, Replay, Says, elapsed
 
 from rag_train.eval.metrics.measures import depth
 from rag_train.llm.base import Abilities, Completion, Sampling, TokenLogprob, Usage
@@ -93,7 +93,7 @@ def test_dragin_judges_whole_words_that_are_no_function_words():
     pieces = "Who? the ( Ada Love|lace wrote"
     text = pieces.replace("|", "")
     seen = inspection(pieces, 1, [9.0, 9.0, 2.0, 1.0, 3.0, 0.5])
-    words = dragin.words_of(seen, text)
+    words = dragin.words_of(seen, text, 4, len(text))
     judged = {text[w.start : w.end]: value for w, value in dragin.importance(seen, text, words)}
     mean = (1 + 1 + 1 + 2 + 1) / 5  # attention of the, (, Ada, Lovelace, wrote
     assert judged == pytest.approx({"Ada": 2 / mean, "Lovelace": 2 * 2 / mean, "wrote": 0.5 / mean})
@@ -105,8 +105,23 @@ def test_dragin_compares_attention_with_the_mean_of_its_sentence():
     low = torch.full((6, 6), 1e-3)
     low[5, 4] = 3e-3
     seen = inspection(text, 3, [1.0, 1.0, 1.0], low)
-    judged = dragin.importance(seen, text, dragin.words_of(seen, text))
+    judged = dragin.importance(seen, text, dragin.words_of(seen, text, 13, len(text)))
     assert [round(value, 3) for _, value in judged] == [0.6, 1.8, 0.6]
+
+
+def test_dragin_asks_with_words_of_the_question_and_not_of_the_chat_template():
+    llm = Replay({"Thought:": " It was Bob.", "answer is:": " Bob"})
+
+    async def inspect(prompt: str, text: str) -> Inspection:
+        before = len(re.split(r"(?= )", prompt))
+        words = len([word for word in re.split(r"(?= )", text) if word])
+        return inspection(prompt + text, before, [0.0] * (words - 1) + [9.0])
+
+    llm.inspect, llm.abilities, llm.tokenizer = inspect, Abilities(attention=True), CHAT
+    found = Found([])
+    question = ASKED.model_copy(update={"question": "Where was Ada born?"})
+    asyncio.run(build("dragin", Kit(llm, found)).answer(question))
+    assert found.queries == ["Ada born"]
 
 
 @pytest.mark.parametrize(("rewrite", "reasoning"), [("sentence", "So Ada."), ("rest", "It was Ada.")])
