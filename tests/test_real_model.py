@@ -45,7 +45,7 @@ MOST_CALLS = 3
 
 WAYS: dict[str, dict[str, Any]] = {
     "full": {},
-    "adapter": {"lora": LoraRecipe(r=8), "lr": 1e-3},
+    "adapter": {"lora": LoraRecipe(r=8, alpha=32), "lr": 1e-3},
     "packed": {"lora": LoraRecipe(r=8), "batch_size": 1, "sft": SFTRecipe(pack_tokens=512)},
     "pairs": {"stage": "dpo", "lora": LoraRecipe(r=8)},
     "tree": {"stage": "dpo", "lora": LoraRecipe(r=8), "dpo": DPORecipe(layout="tree")},
