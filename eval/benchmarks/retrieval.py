@@ -17,7 +17,6 @@ import asyncio
 import json
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -37,6 +36,7 @@ from rag_train.eval.benchmarks.harness import (
     ratio,
     save,
     spread,
+    wait_for,
 )
 from rag_train.progress import console
 from rag_train.retrieval.corpus import read_corpus
@@ -280,16 +280,6 @@ def against_in_process(options: argparse.Namespace, size: int, queries: Sequence
     finally:
         server.terminate()
         server.wait()
-
-
-def wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
-    while server.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            time.sleep(0.2)
-    raise UserError("the service did not start; run `rag-train serve retriever` on the index to see why")
 
 
 async def clients(port: int, queries: Sequence[str]) -> float:

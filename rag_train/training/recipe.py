@@ -51,8 +51,9 @@ class SFTRecipe:
     and prefixes that examples share are computed once. The loss is the same. null: padded batches of batch_size
     examples."""
     weight: Literal["example", "token"] = "token"
-    """What has the same weight in the loss of an optimizer step. example: each example, whatever its length, as in
-    batches of one example (DeepRAG's release). token: each trained token, so that long examples weigh more."""
+    """Weights in the loss of an optimizer step. example: all examples have the same weight, long or short, as in
+    DeepRAG's release, whose batches have one example. token: all trained tokens have the same weight, so that long
+    examples count more."""
 
 
 @dataclass(frozen=True, kw_only=True)

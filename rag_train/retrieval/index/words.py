@@ -45,7 +45,7 @@ _ELIDED = frozenset("cdjlmnst")
 
 
 def split(text: str) -> list[str]:
-    """Return the words of a text in lower case, and in Unicode's form NFKC, whichever way they are written.
+    """Return the words of a text, all in lower case and in Unicode's form NFKC: equal words have equal characters.
 
     A word is a row of letters, digits and combining marks. A word of one character counts as any other
     ("Apollo 9"), and takes a following ``++`` or ``#`` ("C++", "C#"); it is dropped where an apostrophe joins it to
