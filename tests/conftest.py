@@ -64,6 +64,12 @@ def token_ids(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["RAG_TRAIN_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def extensions(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """DeepSpeed compiles below the directory of the test run, where no killed build has left its lock."""
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(tmp_path_factory.mktemp("extensions"))
+
+
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs do not wait for services that fail."""

@@ -47,6 +47,8 @@ def prepare_libraries() -> None:
 
     if not torch.accelerator.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns on import that it found no GPU
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        _tell_locks_of_builds()
 
     import datasets
     import huggingface_hub.constants
@@ -59,6 +61,19 @@ def prepare_libraries() -> None:
     datasets.disable_progress_bars()
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+
+
+def _tell_locks_of_builds() -> None:
+    """Name the locks that DeepSpeed will wait for: the lock of a build that was killed stays forever."""
+    from torch.utils.cpp_extension import get_default_build_root
+
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    for lock in sorted(root.glob("**/lock")):
+        console.print(
+            f"{lock}: another process compiles this extension of DeepSpeed, and training waits for it; if no other "
+            "run is starting, delete this file",
+            soft_wrap=True,
+        )
 
 
 def with_precision(recipe: TrainRecipe, bf16: bool) -> TrainRecipe:

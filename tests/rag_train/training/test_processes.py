@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rag_train.training.load import prepare_libraries
 from rag_train.training.processes import check_processes
 
 SCRIPT = """
@@ -32,6 +33,19 @@ for folder, data in ((shared, "same"), (own, "same"), (shared, f"data of {rank}"
     (shared / f"{rank}.txt").open("a").write(said + "\\n")
 processes.end_processes()
 """
+
+
+def test_a_lock_that_deepspeed_would_wait_for_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (lock := tmp_path / "deepspeed_shm_comm" / "lock").parent.mkdir()
+    lock.touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    prepare_libraries()
+    assert not capsys.readouterr().err
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    prepare_libraries()
+    assert f"{lock}: another process compiles" in capsys.readouterr().err and lock.exists()
 
 
 def test_one_process_agrees_with_itself(tmp_path: Path):
