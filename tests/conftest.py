@@ -14,6 +14,8 @@ from filelock import FileLock
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from support.browser import Browser
+
     from rag_train.llm.vllm import VLLMEngine
     from rag_train.worlds.atlas.facts import Atlas
     from rag_train.worlds.mini.world import World
@@ -96,6 +98,15 @@ def mini_model() -> Path:
     from support.paths import MODEL
 
     return MODEL
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A headless Chromium."""
+    from support.browser import chromium
+
+    with chromium(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from rag_train.eval.matrix.estimate import CellEstimate
 from rag_train.eval.metrics.intervals import Interval
-from rag_train.eval.papers.judge import CountedClaim, counted
+from rag_train.eval.papers.claims import CountedClaim, counted
 from rag_train.eval.papers.measured import PERCENT, Measurements
 from rag_train.eval.papers.printed import Column, PublishedTable, Row, chosen_tables, papers
 from rag_train.eval.papers.sources import CheckpointSource

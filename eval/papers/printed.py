@@ -10,10 +10,10 @@ import difflib
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 import yaml
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat
 
 from rag_train.errors import UserError
 from rag_train.schema import Record
@@ -87,15 +87,6 @@ class PublishedTable(Record):
     rows: list[Row] = Field(min_length=1)
     note: str = ""
 
-    @model_validator(mode="after")
-    def _rectangular(self) -> Self:
-        ids = _distinct([column.id for column in self.columns])
-        _distinct([f"{row.group} / {row.name}" for row in self.rows])
-        for row in self.rows:
-            if len(row.values) != len(ids):
-                raise ValueError(f"{row.group} / {row.name}: {len(row.values)} values for {len(ids)} columns")
-        return self
-
     def find(self, name: str) -> list[Row]:
         """Return the rows called ``name``, in any group, or ``group / name``. Raises KeyError if no row is."""
         found = [row for row in self.rows if name in (row.name, f"{row.group} / {row.name}")]
@@ -140,22 +131,6 @@ class Paper(Record):
     claims: list[PaperClaim]
     note: str = ""
 
-    @model_validator(mode="after")
-    def _claims_name_what_exists(self) -> Self:
-        _distinct([claim.id for claim in self.claims])
-        for claim in self.claims:
-            try:
-                tables = self.tables[claim.table], self.tables[claim.worse_table or claim.table]
-                for ids, table in zip(zip(*self.columns(claim), strict=True), tables, strict=True):
-                    if unknown := set(ids) - {column.id for column in table.columns}:
-                        raise KeyError(unknown.pop())
-                pairs = self.pairs(claim)
-            except KeyError as error:
-                raise ValueError(f"claim {claim.id}: unknown table, row or column {error}") from error
-            if not pairs:
-                raise ValueError(f"claim {claim.id}: no better and worse row belong to the same group")
-        return self
-
     def columns(self, claim: PaperClaim) -> list[tuple[str, str]]:
         """Return pairs of column ids, for the better and the worse rows. Raises KeyError for an unknown table."""
         ids = [c.id for c in self.tables[claim.table].columns] if claim.columns == "all" else claim.columns
@@ -170,12 +145,6 @@ class Paper(Record):
             for first, second in product(better.find(a), worse.find(b))
             if first.group == second.group or (" / " in a and " / " in b)
         ]
-
-
-def _distinct(names: list[str]) -> list[str]:
-    if duplicates := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"duplicate names: {', '.join(sorted(duplicates))}")
-    return names
 
 
 @cache

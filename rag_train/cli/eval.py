@@ -246,7 +246,7 @@ def judge(
 ) -> None:
     """Judge all answers with a language model; the same model judges an answer only once."""
     announce(f"{directory}: judging its answers with {model}")
-    from rag_train.eval.matrix.judge import judge_matrix
+    from rag_train.eval.matrix.verdicts import judge_matrix
 
     _report_cells(as_json, directory, asyncio.run(judge_matrix(directory, model, engine_config(engine, url))))
 

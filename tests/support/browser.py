@@ -96,6 +96,17 @@ class Browser:
         """Set the preferred colour scheme: ``light`` or ``dark``."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
 
+    def complaints(self, *kinds: str) -> list[dict[str, Any]]:
+        """Return the recorded events of these kinds: by default exceptions, and all that is logged."""
+        self.run("1")  # receives all pending events
+        kinds = kinds or ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+        return [event for event in self.events if event["method"] in kinds]
+
+    def requested(self) -> set[str]:
+        """Return the addresses of all requests, without their fragments."""
+        sent = (event["params"] for event in self.events if event["method"] == "Network.requestWillBeSent")
+        return {params["request"]["url"].partition("#")[0] for params in sent}
+
     def picture(self, path: Path, whole: bool = False) -> None:
         """Save a screenshot of the window, or of the whole page."""
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)

@@ -4,6 +4,7 @@ import asyncio
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.fakes import Found, Says
@@ -26,32 +27,19 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("questions") / "q.jsonl", asked)
 
 
-def shipped_overrides(page: Path) -> list[list[str]]:
-    """The overrides of every `rag-train synth deeprag recipes/...` of a page or of a recipe's comments."""
-    text = re.sub(r"(?m)^# ?", "", page.read_text(encoding="utf-8")).replace("\\\n", " ")
-    commands = re.findall(r"(?m)^ *(rag-train synth deeprag recipes/.*)$", text)
-    return [shlex.split(command, comments=True)[4:] for command in commands]
-
-
-def drawn(recipe: DeepRAGRecipe) -> list[str]:
-    asked = read_questions(recipe.questions, recipe.sample, recipe.seed, recipe.earlier)
-    return [question.id for question in asked]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "page", [RECIPE, ROOT / "README.md", ROOT / "docs/site/howto/own-data.md"], ids=lambda p: p.name
-)
-def test_no_question_is_in_two_stages(page: Path, questions: Path):
-    """M3: seeds 0 and 1 shared 83 of 2,000 questions."""
-    recipes = [
-        load_recipe(DeepRAGRecipe, RECIPE, [*overrides, f"questions=[{questions}]", "held_out=[]"])
-        for overrides in shipped_overrides(page)
-    ]
-    stages = {recipe.stage: drawn(recipe) for recipe in recipes}
-    assert {"sft", "pairs"} <= stages.keys() and len(stages) == len(recipes)
-    assert {stage: len(ids) for stage, ids in stages.items()} == {r.stage: r.sample for r in recipes}
-    assert sum(map(len, stages.values())) == len(set().union(*stages.values()))
+def test_no_question_is_in_two_stages(questions: Path):
+    """Seeds 0 and 1 shared 83 of 2,000 questions. The commands are those of the recipe's comments."""
+    text = re.sub(r"(?m)^# ?", "", RECIPE.read_text(encoding="utf-8")).replace("\\\n", " ")
+    drawn: dict[str, set[str]] = {}
+    for command in re.findall(r"(?m)^ *(rag-train synth deeprag recipes/.*)$", text):
+        overrides = [*shlex.split(command, comments=True)[4:], f"questions=[{questions}]", "held_out=[]"]
+        recipe = load_recipe(DeepRAGRecipe, RECIPE, overrides)
+        asked = read_questions(recipe.questions, recipe.sample, recipe.seed, recipe.earlier)
+        drawn[recipe.stage] = {question.id for question in asked}
+        assert len(drawn[recipe.stage]) == recipe.sample
+    assert {"sft", "pairs"} <= drawn.keys()
+    assert sum(map(len, drawn.values())) == len(set().union(*drawn.values()))
 
 
 @pytest.mark.slow
@@ -65,17 +53,9 @@ def test_earlier_samples_are_left_out_until_no_question_is_left(questions: Path)
 
 
 def test_questions_that_leak_held_out_ones_are_rejected(tmp_path: Path):
-    """M3: DeepRAG's recipe had no held_out."""
-    recipe = DeepRAGRecipe(
-        stage="sft",
-        questions=[],
-        index="",
-        model="",
-        output=str(tmp_path / "sft.jsonl"),
-        held_out=[write(tmp_path / "held.jsonl", [QUESTION])],
-    )
+    places: dict[str, Any] = {"questions": [], "index": "", "model": "", "output": str(tmp_path / "sft.jsonl")}
+    recipe = DeepRAGRecipe(stage="sft", held_out=[write(tmp_path / "held.jsonl", [QUESTION])], **places)
     other = Question(id="other", question="Who wrote Moby Dick?", answers=["Herman Melville"])
     llm = Says(" So the final answer is: Herman Melville\n")
-    work = DeepRAGData(recipe, [QUESTION, other], llm, Found([])).write()
-    summary = asyncio.run(work)
+    summary = asyncio.run(DeepRAGData(recipe, [QUESTION, other], llm, Found([])).write())
     assert summary.rejected == {"held out (text)": 1} and summary.records == 1

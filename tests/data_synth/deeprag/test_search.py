@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes import OnePassage, Says, TreeModel
 
-from rag_train.data_synth.deeprag.search import SearchConfig, TreeSearch, leaves, nodes
+from rag_train.data_synth.deeprag.search import SearchConfig, SearchResult, TreeSearch, leaves, nodes
 from rag_train.errors import PromptTooLong, Refused
 from rag_train.formats import deeprag
 from rag_train.llm.base import Completion, EngineError, Sampling, Usage
@@ -22,14 +22,14 @@ QUESTION = Question(id="q", question="Which?", answers=["right"])
 PROMPT = "Question: Which?\n"
 
 
-def search(seed: int, config: SearchConfig, *, whole: bool = False):
-    """Search the random tree of ``seed``, or explore all of it; return the result and the model."""
+def search(
+    model: Any, config: SearchConfig | None = None, *, whole: bool = False, question: Question = QUESTION
+) -> SearchResult:
+    """Search the tree that ``model`` writes, or explore all of it."""
 
-    async def run():
-        model = TreeModel(seed)
-        searcher = TreeSearch(model, AsyncRetriever(OnePassage()), config)
-        result = await (searcher.explore if whole else searcher.search)(QUESTION, PROMPT)
-        return result, model
+    async def run() -> SearchResult:
+        searcher = TreeSearch(model, AsyncRetriever(OnePassage()), config or SearchConfig())
+        return await (searcher.explore if whole else searcher.search)(question, PROMPT)
 
     return asyncio.run(run())
 
@@ -39,19 +39,19 @@ def search(seed: int, config: SearchConfig, *, whole: bool = False):
 @settings(max_examples=60)
 def test_keeps_the_correct_trajectory_with_the_fewest_or_most_retrievals(seed: int, max_steps: int):
     config = SearchConfig(max_steps=max_steps)
-    result, model = search(seed, config)
-    whole, whole_model = search(seed, config, whole=True)
+    model, whole_model = TreeModel(seed), TreeModel(seed)
+    result, whole = search(model, config), search(whole_model, config, whole=True)
     assert all(len(node.steps) <= max_steps for node in nodes(whole.root))
     costs = [leaf.retrievals for leaf in leaves(whole.root) if leaf.correct]
     assert (result.best.retrievals if result.best else None) == (min(costs) if costs else None)
-    most, _ = search(seed, replace(config, variant="most"))
+    most = search(TreeModel(seed), replace(config, variant="most"))
     assert (most.best.retrievals if most.best else None) == (max(costs) if costs else None)
     assert len(set(model.prompts)) == len(model.prompts) == len(result.calls)  # no prompt is sent twice
     assert set(model.prompts) <= set(whole_model.prompts)
 
 
 def test_the_search_takes_no_more_steps_than_inference():
-    """M1: models were trained on trajectories that inference cuts off."""
+    """Models were trained on trajectories that inference cuts off."""
     assert SearchConfig().max_steps == DeepRAG.max_steps
 
 
@@ -59,7 +59,7 @@ def test_the_search_takes_no_more_steps_than_inference():
 def test_expands_nodes_in_order_of_retrievals():
     seen = []
     for seed in range(200):
-        _, model = search(seed, SearchConfig())
+        search(model := TreeModel(seed))
         for prompt in model.prompts:
             if prompt.endswith("\n"):
                 seen.append((seed, prompt.count("Let's search")))
@@ -87,8 +87,7 @@ def test_verified_search_keeps_no_trajectory_that_is_right_by_luck():
     ]
 
     def kept(question: Question, *, verify: bool) -> str:
-        searcher = TreeSearch(Lucky(0), AsyncRetriever(OnePassage()), SearchConfig(verify=verify))
-        best = asyncio.run(searcher.search(question, PROMPT)).best
+        best = search(Lucky(0), SearchConfig(verify=verify), question=question).best
         assert best is not None
         return best.steps[0].answer
 
@@ -109,20 +108,14 @@ def test_verified_search_keeps_no_trajectory_that_is_right_by_luck():
 def test_an_answer_is_correct_by_the_rules_of_the_questions_dataset(
     scoring: str, answers: list[str], said: str, match: Any
 ):
-    searcher = TreeSearch(
-        Says(f"{deeprag.FINAL} {said}\n"), AsyncRetriever(OnePassage()), SearchConfig(match=match)
-    )
+    says, config = Says(f"{deeprag.FINAL} {said}\n"), SearchConfig(match=match)
     for metadata, found in (({"scoring": scoring}, True), ({}, False)):
         question = QUESTION.model_copy(update={"answers": answers, "metadata": metadata})
-        assert (asyncio.run(searcher.search(question, PROMPT)).best is not None) == found
+        assert (search(says, config, question=question).best is not None) == found
 
 
 def test_keeps_lines_that_fit_no_format():
-    async def run():
-        searcher = TreeSearch(Says("I think it is Lima."), AsyncRetriever(OnePassage()), SearchConfig())
-        return await searcher.search(QUESTION, PROMPT)
-
-    result = asyncio.run(run())
+    result = search(Says("I think it is Lima."))
     assert result.best is None and [node.unparsed for node in nodes(result.root)] == ["I think it is Lima."]
 
 
@@ -136,11 +129,7 @@ def test_guided_search_restricts_every_line_and_finds_the_same():
             patterns.append((completion.text, sampling.regex))
             return completion
 
-    async def run(guided: bool):
-        searcher = TreeSearch(Guided(3), AsyncRetriever(OnePassage()), SearchConfig(guided=guided))
-        return await searcher.search(QUESTION, PROMPT)
-
-    free, guided = asyncio.run(run(False)), asyncio.run(run(True))
+    free, guided = (search(Guided(3), SearchConfig(guided=guided)) for guided in (False, True))
     assert free.root == guided.root
     half = len(patterns) // 2
     assert {pattern for _, pattern in patterns[:half]} == {None}
@@ -151,7 +140,7 @@ def test_guided_search_restricts_every_line_and_finds_the_same():
 @given(st.integers(0, 10_000), st.integers(20, 400))
 @settings(max_examples=60)
 def test_a_branch_that_is_too_long_does_not_drop_the_others(seed: int, context: int):
-    """F6: one overlong branch rejected the whole question."""
+    """One overlong branch rejected the whole question."""
 
     class Short(TreeModel):
         async def complete(self, prompt, sampling):
@@ -159,12 +148,8 @@ def test_a_branch_that_is_too_long_does_not_drop_the_others(seed: int, context: 
                 raise ValueError("too long")
             return await super().complete(prompt, sampling)
 
-    async def explore():
-        searcher = TreeSearch(Short(seed), AsyncRetriever(OnePassage()), SearchConfig())
-        return await searcher.explore(QUESTION, PROMPT)
-
-    found = list(leaves(asyncio.run(explore()).root))
-    whole = list(leaves(search(seed, SearchConfig(), whole=True)[0].root))
+    found = list(leaves(search(Short(seed), whole=True).root))
+    whole = list(leaves(search(TreeModel(seed), whole=True).root))
     assert [leaf for leaf in whole if leaf in found] == found, "the short branches are explored as without a limit"
 
 
@@ -182,13 +167,11 @@ def test_a_branch_that_is_refused_ends_alone_and_is_counted(error: Refused, reas
                 raise error
             return await super().complete(prompt, sampling)
 
-    config = SearchConfig()
-    searcher = TreeSearch(Refuses(3), AsyncRetriever(OnePassage()), config)
-    result = asyncio.run(searcher.explore(QUESTION, PROMPT))
+    result = search(Refuses(3), whole=True)
     refused = [why for node in nodes(result.root) for why in node.refused]
     assert refused and set(refused) == {reason} and all(leaf.retrievals == 0 for leaf in leaves(result.root))
     with pytest.raises(type(error)):
-        asyncio.run(TreeSearch(Says(error), AsyncRetriever(OnePassage()), config).search(QUESTION, PROMPT))
+        search(Says(error))
 
 
 def test_the_siblings_of_a_call_that_fails_are_cancelled():

@@ -1,24 +1,17 @@
 """`rag-train data view`, in a real browser."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.browser import Browser, chromium
+from support.browser import Browser
 from support.commands import call
+from support.matrices import EVIL
 from support.synthesis import HELD_OUT, example, write
 
 from rag_train.jobs.items import Rejected
 from rag_train.schema import LLMCall, Passage, Plan, PlanNode, PreferencePair, Step, Trajectory
-
-INJECTION = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -41,40 +34,38 @@ def text(browser: Browser, selector: str) -> str:
 
 
 def test_page_shows_trajectories_and_obeys_keys_and_filters(browser: Browser, show, tmp_path: Path):
-    passage = Passage(id="p", title=INJECTION, text=f"text {INJECTION}")
+    passage = Passage(id="p", title=EVIL, text=f"text {EVIL}")
     nodes = [
         PlanNode(id="Q1.1", question="a?"),
         PlanNode(id="Q1.2", question="b?"),
-        PlanNode(id="Q2.1", question=INJECTION, parents=["Q1.1", "Q1.2"]),
+        PlanNode(id="Q2.1", question=EVIL, parents=["Q1.1", "Q1.2"]),
     ]
-    step = Step(subquery=INJECTION, decision="retrieve", passages=[passage], answer=INJECTION, round=1, node="Q1.1")
-    llm_call = LLMCall(module=INJECTION, prompt_tokens=1234, completion_tokens=5)
+    step = Step(subquery=EVIL, decision="retrieve", passages=[passage], answer=EVIL, round=1, node="Q1.1")
+    llm_call = LLMCall(module=EVIL, prompt_tokens=1234, completion_tokens=5)
     answered = Trajectory(
-        question_id=INJECTION,
-        question=f"One {INJECTION}",
+        question_id=EVIL,
+        question=f"One {EVIL}",
         strategy="planrag",
         steps=[step],
-        answer=INJECTION,
-        reasoning=INJECTION,
+        answer=EVIL,
+        reasoning=EVIL,
         calls=[llm_call, llm_call],
         plan=Plan(nodes=nodes),
-        outline={INJECTION: [INJECTION, "b"]},
-        notes={INJECTION: INJECTION},
+        outline={EVIL: [EVIL, "b"]},
+        notes={EVIL: EVIL},
     )
-    failed = Trajectory(question_id="2", question="Two?", strategy="planrag", error=f"broke {INJECTION}")
-    others = [
-        Trajectory(question_id=str(i), question=f"Question {i}?", strategy="cot", answer="yes")
-        for i in range(3, 30)
-    ]
+    failed = Trajectory(question_id="2", question="Two?", strategy="planrag", error=f"broke {EVIL}")
+    cot = {"strategy": "cot", "answer": "yes"}
+    others = [Trajectory(question_id=str(i), question=f"Question {i}?", **cot) for i in range(3, 30)]
     show(write(tmp_path / "runs.jsonl", [answered, failed, *others]))
     assert text(browser, "#count") == "29 records"
     shown = text(browser, "#record")
-    for part in (f"One {INJECTION}", "Q1.1 a?", "P(search)", "Outline", "Notes", "2,468"):
+    for part in (f"One {EVIL}", "Q1.1 a?", "P(search)", "Outline", "Notes", "2,468"):
         assert (part in shown) == (part != "P(search)")
     assert browser.run("document.querySelectorAll('#record svg path').length") == 2
     assert browser.run("document.querySelectorAll('#record svg rect').length") == 3
     boxes = "[...document.querySelectorAll('#record .node p')].map(box => box.textContent)"
-    assert browser.run(boxes) == ["Q1.1 a?", "Q1.2 b?", f"Q2.1 {INJECTION}"]
+    assert browser.run(boxes) == ["Q1.1 a?", "Q1.2 b?", f"Q2.1 {EVIL}"]
     assert browser.run("document.title") == "runs.jsonl"
     assert browser.run("document.querySelectorAll('script').length") == 2
 
@@ -96,10 +87,8 @@ def test_page_shows_trajectories_and_obeys_keys_and_filters(browser: Browser, sh
     browser.run(f"{choose}('search', 'nothing like it')")
     assert text(browser, "#list") == "No record passes these filters." and text(browser, "#record") == ""
 
-    assert [e for e in browser.events if e["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")] == []
-    requests = [e["params"]["request"] for e in browser.events if e["method"] == "Network.requestWillBeSent"]
-    urls = [request["url"] for request in requests]
-    assert [url for url in urls if not url.startswith(("file:", "data:", "about:"))] == []
+    assert browser.complaints() == []
+    assert all(url.startswith(("file:", "data:", "about:")) for url in browser.requested())
 
 
 def test_page_shows_every_type_of_record(browser: Browser, show, tmp_path: Path):
@@ -111,7 +100,7 @@ def test_page_shows_every_type_of_record(browser: Browser, show, tmp_path: Path)
         example("1/search", "Search it", steps=[parametric], answer="Ann"),
     ]
     path = write(tmp_path / "sft.jsonl", records)
-    write(Path(f"{path}.rejected.jsonl"), [Rejected(id="r", reason="no right trajectory", text=INJECTION)])
+    write(Path(f"{path}.rejected.jsonl"), [Rejected(id="r", reason="no right trajectory", text=EVIL)])
     show(path)
     assert text(browser, "#count") == "4 records"
     assert browser.run("document.querySelectorAll('#record svg rect').length") == 2
@@ -119,7 +108,7 @@ def test_page_shows_every_type_of_record(browser: Browser, show, tmp_path: Path)
     assert browser.run("document.querySelector('#record details summary').textContent") == "Instruction"
     rows = browser.run("[...document.querySelectorAll('#list > *')].map(row => row.className)")
     assert rows == ["", "same", "", ""]
-    wanted = [["P(search) 0.25", "knew", "Ann"], ["thought", "true"], [INJECTION, "no right trajectory"]]
+    wanted = [["P(search) 0.25", "knew", "Ann"], ["thought", "true"], [EVIL, "no right trajectory"]]
     for parts in wanted:
         browser.run("document.querySelector('#list').focus()")
         browser.press("ArrowDown")
@@ -135,15 +124,3 @@ def test_page_shows_every_type_of_record(browser: Browser, show, tmp_path: Path)
     assert "Follow up: What?" in text(browser, "#record") and text(browser, "#record h2") == "Why?"
     show(write(tmp_path / "questions.jsonl", [HELD_OUT] * 9), "--most", "3")
     assert text(browser, "#count") == "3 of 9 records, spread evenly" and "Louis Malle" in text(browser, "#record")
-
-
-def test_page_fits_narrow_and_wide_windows_in_both_color_schemes(browser: Browser, show, made: Path):
-    show(made / "gold.jsonl")
-    for scheme in ("light", "dark"):
-        browser.scheme(scheme)
-        for width in (400, 1200):
-            browser.resize(width)
-            assert browser.run("document.documentElement.scrollWidth") <= width
-    dark = browser.run("getComputedStyle(document.body).backgroundColor")
-    browser.scheme("light")
-    assert browser.run("getComputedStyle(document.body).backgroundColor") != dark

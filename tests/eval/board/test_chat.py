@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 from starlette.testclient import TestClient
-from support.browser import Browser, chromium
+from support.browser import Browser
 from support.fakes import Says, opened
+from support.matrices import EVIL
 from support.servers import Handler, running, serving
 
 from rag_train.errors import UserError
@@ -28,7 +29,6 @@ from rag_train.serving import strategy as strategies
 from rag_train.serving.http import Access
 from rag_train.strategies.base import STRATEGIES, Kit, Named, Run, Strategy
 
-EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 FILM = Passage(id="1", title="Jaws", text="Jaws is a film of 1975 by Steven Spielberg.")
 TOWN = Passage(id="2", title="Ohio", text="Cincinnati, where Spielberg was born, is in Ohio.")
 
@@ -95,9 +95,6 @@ def ask(board: TestClient, question: str = "q", strategy: str = "citing", number
     *events, done, end = response.text.split("\n\n")
     assert (done, end) == ("data: [DONE]", "")
     return [json.loads(event.removeprefix("data: ")) for event in events]
-
-
-# -- the relay --------------------------------------------------------------------------------------------------
 
 
 def test_passes_on_what_a_service_says(url: str, tmp_path: Path):
@@ -194,15 +191,6 @@ def test_an_address_that_is_not_one_is_refused(url: str):
     assert "u:p" not in str(caught.value)
 
 
-# -- the page ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
-
-
 @pytest.fixture
 def page(url: str, browser: Browser, tmp_path: Path) -> Iterator[Browser]:
     """The page with two services, of which the first has strategies, and nothing listens at the second."""
@@ -221,11 +209,6 @@ def choose(page: Browser, side: int, service: int, strategy: str) -> None:
     page.run(f"{chosen}.service.value = {service}; {chosen}.service.dispatchEvent(new Event('change'))")
     page.wait(f"{chosen}.strategies.length > 0")
     page.run(f"{chosen}.strategy.value = '{strategy}'")
-
-
-def complaints(page: Browser) -> list[dict[str, Any]]:
-    page.run("1")  # receives all pending events
-    return [event for event in page.events if event["method"] == "Runtime.exceptionThrown"]
 
 
 @pytest.mark.slow
@@ -268,7 +251,7 @@ def test_page_asks_both_and_cites_passages_from_the_keyboard(page: Browser):
     assert page.run(answers) == ["Yes", failed, "Cincinnati", failed]
     page.run("document.querySelectorAll('.past button')[2].click()")
     assert page.run("sides[0].view.answer.firstChild.textContent") == "Cincinnati[2]"
-    assert complaints(page) == []
+    assert page.complaints("Runtime.exceptionThrown") == []
 
 
 @pytest.mark.slow
@@ -285,24 +268,9 @@ def test_page_stops_and_shows_hostile_text_as_text(page: Browser):
     assert Citing.cancelled.wait(60)
     page.run("document.querySelectorAll('.cite').forEach(cite => cite.click())")
     assert page.run("[document.querySelectorAll('img').length, document.scripts.length]") == [0, 1]
-    assert (
-        page.run("document.title").startswith("Chat")
-        and page.run("sides[0].way.innerText.split('<img').length") > 5
-    )
-    assert complaints(page) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [400, 1300])
-def test_page_fits_the_screen(page: Browser, width: int):
-    choose(page, 0, 2, "hostile")
-    Citing.gate.set()
-    choose(page, 1, 0, "citing")
-    page.run("$('question').value = 'Where?'; $('ask').click()")
-    page.wait("sides[1].run?.ended && running().length === 0")
-    page.run("document.querySelectorAll('.cite').forEach(cite => cite.click())")
-    page.resize(width)
-    assert page.run("document.documentElement.scrollWidth") <= width
+    assert page.run("document.title").startswith("Chat")
+    assert page.run("sides[0].way.innerText.split('<img').length") > 5
+    assert page.complaints("Runtime.exceptionThrown") == []
 
 
 def test_page_without_services_says_what_to_run(browser: Browser, tmp_path: Path):
@@ -311,9 +279,6 @@ def test_page_without_services_says_what_to_run(browser: Browser, tmp_path: Path
         assert "script-src 'sha256-" in html.headers["content-security-policy"] and "innerHTML" not in html.text
         browser.open(f"{address}/chat")
         browser.wait("document.querySelectorAll('.command').length === 2")
-        browser.run("document.querySelectorAll('.command button')[1].focus()")
-        browser.press("Enter")
-        browser.wait("document.activeElement.textContent !== 'Copy'")
         commands = browser.run("[...document.querySelectorAll('.command code')].map(code => code.textContent)")
         assert commands[0] == "rag-train serve strategy STRATEGY --model MODEL --index INDEX"
         assert commands[1] == f"rag-train board {tmp_path} --chat NAME=http://127.0.0.1:8000"

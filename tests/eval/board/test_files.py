@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_train.eval.board.files import Tail, read_object
+from rag_train.eval.board.files import Tail
 
 
 def tail(path: Path) -> tuple[Tail, list[dict]]:
@@ -44,22 +44,3 @@ def test_begins_again_with_a_file_that_was_replaced(tmp_path: Path):
     path.write_text('{"n": 5}\n')  # the same file, shorter
     reader.look()
     assert rows == [{"n": 5}]
-
-
-def test_names_the_first_line_that_is_broken_and_reads_on(tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b'{"n": 1}\n\xff\n[[\n{"n": 2}\n{"n"')
-    reader, rows = tail(path)
-    reader.look()
-    assert rows == [{"n": 1}, {"n": 2}]
-    assert reader.problem == "rows.jsonl, line 2: not a record of rag-train; the line is left out"
-
-
-def test_names_a_broken_object(tmp_path: Path):
-    problems: list[str] = []
-    (tmp_path / "list.json").write_text("[1]")
-    (tmp_path / "half.json").write_text('{"a": ')
-    (tmp_path / "folder.json").mkdir()
-    assert [read_object(tmp_path / name, problems) for name in ("gone.json", "list.json", "half.json")] == [{}] * 3
-    assert read_object(tmp_path / "folder.json", problems) == {}
-    assert problems == ["list.json: not a JSON object", "half.json: not valid JSON", "folder.json: Is a directory"]

@@ -6,13 +6,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from starlette.testclient import TestClient
-from support.browser import Browser, chromium
-from support.matrices import add_cell, contents, numbered
+from support.browser import Browser
+from support.matrices import EVIL, add_cell, contents, numbered
 from support.servers import running
 from support.synthesis import example, write
 
@@ -20,8 +19,6 @@ from rag_train.eval.board import service
 from rag_train.eval.board.service import app
 from rag_train.eval.board.watch import Board
 from rag_train.jobs.files import write_text
-
-EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
 
 @pytest.fixture
@@ -34,14 +31,8 @@ def root(tmp_path: Path) -> Path:
     ]
     write_text(root / "stage1/metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     write(root / "sft.jsonl", [example("a", EVIL)])
-    meta = {
-        "items": 1,
-        "records": 1,
-        "settings": {"stage": "sft", "model": "m"},
-        "rejected": {EVIL: 1},
-        "counts": {},
-    }
-    write_text(root / "sft.jsonl.meta.json", json.dumps(meta))
+    meta = {"items": 1, "records": 1, "counts": {}, "rejected": {EVIL: 1}}
+    write_text(root / "sft.jsonl.meta.json", json.dumps(meta | {"settings": {"stage": "sft", "model": "m"}}))
     line = {"item": 0, "records": [{"id": EVIL, "prompt": EVIL}], "counts": {}, "rejected": []}
     write_text(root / f"{EVIL.replace('/', '')}.partial", json.dumps(line) + "\n")
     add_cell(root / "eval", "model", numbered(1, 2), ["yes", "no"])
@@ -94,12 +85,6 @@ def test_refuses_what_is_not_inside_or_not_a_page(root: Path, kind: str, name: s
     assert response.text != "secret" and response.headers["content-type"].startswith("text/plain")
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
-
-
 @pytest.fixture
 def page(root: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> Iterator[Browser]:
     """The board's page in the browser, with all runs open."""
@@ -116,12 +101,6 @@ def page(root: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> Itera
         over.set()  # the server waits for streams at its end
 
 
-def complaints(page: Browser) -> list[dict[str, Any]]:
-    page.run("1")  # receives all pending events
-    kinds = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
-    return [event for event in page.events if event["method"] in kinds]
-
-
 @pytest.mark.slow
 def test_page_follows_a_training(root: Path, page: Browser):
     points = "document.querySelector('#training polyline.first').getAttribute('points').split(' ').length"
@@ -133,14 +112,14 @@ def test_page_follows_a_training(root: Path, page: Browser):
     write_text(root / "late/metrics.jsonl", '{"step": 1, "loss": 1}\n')
     page.wait("runs.size === 5")
     assert page.run("document.querySelector('#training h2').textContent") == "Trainings (2)"
-    assert complaints(page) == []
+    assert page.complaints() == []
 
 
 def test_page_shows_texts_as_text(page: Browser):
     assert page.run("document.title").endswith("rag-train board")
     assert page.run("document.querySelectorAll('img, body script').length") == 1
     assert page.run("document.body.innerText.split('<img src=x').length - 1") >= 5
-    assert complaints(page) == []
+    assert page.complaints() == []
 
 
 def test_page_works_from_the_keyboard_and_copies_commands(page: Browser):
@@ -166,14 +145,10 @@ def test_page_works_from_the_keyboard_and_copies_commands(page: Browser):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [400, 1300])
-def test_page_fits_the_screen_and_links_to_pages_that_work(page: Browser, width: int):
-    page.resize(width)
-    page.run("dispatchEvent(new Event('resize'))")
-    assert page.run("document.documentElement.scrollWidth") <= width
+def test_page_links_to_pages_that_work(page: Browser):
     url, links = page.run("[location.origin, [...document.querySelectorAll('.actions a')].map(link => link.href)]")
     assert links == [f"{url}/records/sft.jsonl", f"{url}/report/eval"]
     for link, shows in zip(links, ("#record h2", "#example h3"), strict=True):
         page.open(link)
         page.wait(f"location.href.startsWith('{link}') && !!document.querySelector('{shows}')")
-        assert complaints(page) == []
+        assert page.complaints() == []

@@ -94,6 +94,8 @@ def test_broken_files_are_named_and_stop_nothing(tmp_path: Path):
         write_text(tmp_path / name / "metrics.jsonl", '{"step": 1, "loss": 2}\n{"loss": 3}\nnonsense\n')
     write_text(tmp_path / "eval/matrix.json", "{}x")
     write_text(tmp_path / "sweep/sweep.json", "{")
+    (tmp_path / "folder/run.json").mkdir(parents=True)
+    write_text(tmp_path / "folder/metrics.jsonl", '{"step": 1, "loss": 2}\n')
     write_text(tmp_path / "data.jsonl.partial", '{"item": 1}\n')
     write_text(tmp_path / "known.jsonl", "")
     write_text(tmp_path / "known.jsonl.meta.json", '{"items": NaN}')
@@ -102,6 +104,7 @@ def test_broken_files_are_named_and_stop_nothing(tmp_path: Path):
     line = "metrics.jsonl, line 2: not a record of rag-train; the line is left out"
     assert problems["half"] == ["run.json: not valid JSON", line]
     assert problems["list"] == ["run.json: not a JSON object", line]
+    assert problems["folder"] == ["run.json: Is a directory"]
     assert "cannot be read" in problems["text"][0]
     assert "not an evaluation matrix" in problems["eval"][0]
     assert "cannot be read" in problems["known.jsonl"][0]

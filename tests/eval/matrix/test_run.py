@@ -6,7 +6,7 @@ import asyncio
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -44,12 +44,13 @@ class Fixed:
 
 
 class FakeEngine:
-    """Replaces `open_kit`: records started models and prompts; fails on prompts that contain ``fails``."""
+    """Replaces `open_kit`: records started models and prompts; raises ``error`` for prompts that it fails on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.models: list[str] = []
         self.prompts: list[str] = []
-        self.fails = ""
+        self.fails: Callable[[str], bool] = lambda prompt: False
+        self.error: BaseException = EngineError("no answer")
         monkeypatch.setattr(rag_train.eval.matrix.run, "open_kit", self._open)
 
     @asynccontextmanager
@@ -59,8 +60,8 @@ class FakeEngine:
 
     def _answer(self, prompt: str) -> str:
         self.prompts.append(prompt)
-        if self.fails and self.fails in prompt:
-            raise EngineError("no answer")
+        if self.fails(prompt):
+            raise self.error
         lead = "" if prompt.endswith(FINAL) else f" Thus. {FINAL}"
         return f"{lead} yes" if "even" in prompt else f"{lead} no"
 
@@ -111,16 +112,10 @@ def test_interrupted_run_ends_with_the_same_files(started: FakeEngine, tmp_path:
     class Killed(BaseException):
         pass
 
-    def answer(prompt: str) -> str:
-        if len(started.prompts) == 11:
-            raise Killed
-        return FakeEngine._answer(started, prompt)
-
-    patched = started._answer
-    started._answer = answer
+    started.fails, started.error = (lambda prompt: len(started.prompts) == 12), Killed()
     with pytest.raises((Killed, BaseExceptionGroup)):
         evaluate(tmp_path / "killed", asked)
-    started._answer = patched
+    started.fails = lambda prompt: False
     evaluate(tmp_path / "killed", asked)
     assert len(started.prompts) < 2 * 16, "finished questions are not asked again"
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
@@ -132,14 +127,7 @@ def test_questions_that_an_engine_fails_on_stay_open_and_are_asked_again(
     """A failure was final, kept nothing of what was done, and counted as a wrong answer."""
     asked = {"d": numbered(0, 2)}
     evaluate(tmp_path / "whole", asked, strategies=["ircot"])
-    works = started._answer
-
-    def fail_at_the_end(prompt: str) -> str:
-        if "number 2" in prompt and prompt.endswith(FINAL):
-            raise EngineError("no answer")
-        return works(prompt)
-
-    started._answer = fail_at_the_end
+    started.fails = lambda prompt: "number 2" in prompt and prompt.endswith(FINAL)
     with pytest.raises(OpenItems, match=r"a/ircot/d/r/0: .*: 1 of 2 questions done, 1 open \(no answer\); give"):
         evaluate(tmp_path / "open", asked, strategies=["ircot"])
     (partial,) = (tmp_path / "open" / "answers").rglob("*.partial")
@@ -147,7 +135,7 @@ def test_questions_that_an_engine_fails_on_stay_open_and_are_asked_again(
     (trajectory,) = line["records"]
     assert line["error"] == trajectory["error"] == "no answer"
     assert line["counts"]["engine_calls"] == len(trajectory["calls"]) == 2 and len(trajectory["steps"]) == 2
-    started._answer = works
+    started.fails = lambda prompt: False
     before = len(started.prompts)
     evaluate(tmp_path / "open", asked, strategies=["ircot"])
     assert all("number 2" in prompt for prompt in started.prompts[before:]), "only the open question is asked"
@@ -156,7 +144,7 @@ def test_questions_that_an_engine_fails_on_stay_open_and_are_asked_again(
 
 def test_a_gone_engine_ends_the_run_and_keeps_the_complete_cells(started: FakeEngine, tmp_path: Path) -> None:
     """The failure of a service ended the run at once, and the answers of complete cells were not scored."""
-    started.fails = "number 1"
+    started.fails = lambda prompt: "number 1" in prompt
     asked = {"d": numbered(0), "e": numbered(*range(10, 20)), "f": numbered(2)}
     with pytest.raises(OpenItems, match="a/direct/e/r/0: no scores, because questions are open"):
         evaluate(tmp_path, asked, strategies=["direct"])
@@ -165,12 +153,7 @@ def test_a_gone_engine_ends_the_run_and_keeps_the_complete_cells(started: FakeEn
 
 
 def test_a_prompt_that_is_too_long_is_an_answer_with_an_error(started: FakeEngine, tmp_path: Path) -> None:
-    def answer(prompt: str) -> str:
-        if "number 2" in prompt:
-            raise ValueError("too long")
-        return FakeEngine._answer(started, prompt)
-
-    started._answer = answer
+    started.fails, started.error = (lambda prompt: "number 2" in prompt), ValueError("too long")
     (cell,) = evaluate(tmp_path, {"d": numbered(0, 2)}, strategies=["direct"])
     assert cell.summary.errors == 1 and cell.summary.em.mean == 0.5
     assert [t.error for t in read_cell(tmp_path, cell)[1]] == [None, "too long"]
@@ -211,13 +194,6 @@ def test_cell_ids_stay_in_the_directory(tmp_path: Path) -> None:
     assert CellName("..", "s", "d", "r", 0).id.startswith("none/")
 
 
-def test_tables_count_questions_with_unparsed_text(started: FakeEngine, tmp_path: Path) -> None:
-    """No table said how often a module's text did not parse."""
-    evaluate(tmp_path, {"d": numbered(0, 1)}, ["a"], ["direct", "dualrag"])
-    text = (tmp_path / "tables.md").read_text()
-    assert "the text of a module did not parse: dualrag (2 of 2)." in text
-
-
 def test_no_password_is_written_to_a_cell(started: FakeEngine, tmp_path: Path) -> None:
     """The addresses of retrievers and rerankers were written with their passwords."""
     config = KitConfig(model="", indexes=[], reranker="https://me:secret@reranker")
@@ -231,18 +207,17 @@ def test_no_password_is_written_to_a_cell(started: FakeEngine, tmp_path: Path) -
 
 
 def test_writes_tables(started: FakeEngine, tmp_path: Path) -> None:
-    evaluate(tmp_path, {"d": numbered(0, 1), "e": numbered(2)}, ["a", "b"], ["cot", "rag"])
+    evaluate(tmp_path, {"d": numbered(0, 1), "e": numbered(2)}, ["a", "b"], ["cot", "rag", "dualrag"])
     text = (tmp_path / "tables.md").read_text()
     assert text.count("Answers and retrievals") == 2 and "| rag, b | 50.0" in text and "Depth of reasoning" in text
+    assert "the text of a module did not parse: dualrag, a (2 of 2), dualrag, b (2 of 2)." in text
     assert r"\begin{tabular}" in (tmp_path / "tables.tex").read_text()
     rows = list(csv.DictReader(io.StringIO((tmp_path / "tables.csv").read_text())))
     (row,) = [r for r in rows if (r["dataset"], r["model"], r["strategy"], r["measure"]) == ("d", "a", "rag", "em")]
     assert (row["mean"], row["questions"]) == ("0.5", "2")
     cells = {cell.id: cell.summary for cell in load_matrix(tmp_path).cells}
     boundary = cells["a/rag/d/r/0"].cot_boundary
-    assert boundary and (boundary.fn, boundary.tn) == (1, 1), (
-        "the boundary is the chain of thought of the same model"
-    )
+    assert boundary and (boundary.fn, boundary.tn) == (1, 1), "of the chain of thought of the same model"
 
 
 class Fixedly:

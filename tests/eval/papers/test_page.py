@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from rag_train.errors import UserError
 from rag_train.eval.metrics.intervals import Interval
-from rag_train.eval.papers.judge import told
+from rag_train.eval.papers.claims import told
 from rag_train.eval.papers.measured import Measurements
 from rag_train.eval.papers.page import number, reproduce
 from rag_train.eval.papers.printed import papers
@@ -126,11 +125,3 @@ def test_rows_of_other_models_and_of_single_roles_are_not_measured():
 )
 def test_each_kind_of_claim(kind: Any, lo: float, hi: float, margin: float, expected: str):
     assert told(kind, Interval(mean=(lo + hi) / 2, lo=lo, hi=hi), margin) == expected
-
-
-def test_unknown_tables_and_papers_suggest_the_nearest_name(tmp_path: Path):
-    source: Any = Scripted(deeprag_wins)
-    with pytest.raises(UserError, match="did you mean table2"):
-        reproduce("deeprag", "tabel2", source, tmp_path)
-    with pytest.raises(UserError, match="did you mean deeprag"):
-        reproduce("deprag", None, source, tmp_path)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
-import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.matrices import SIZE, Made
+from support.commands import call
+from support.matrices import Made
 
-from rag_train.cli.app import main
-from rag_train.eval.metrics.scores import score
 from rag_train.eval.report.packing import Passages, pack_trajectory
 from rag_train.schema import Decision, Passage, Step, Trajectory
 
@@ -26,38 +20,6 @@ from rag_train.schema import Decision, Passage, Step, Trajectory
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(tmp_path_factory.mktemp("matrix"))
-
-
-# -- contents ----------------------------------------------------------------------------------------------------
-
-
-def blocks(page: Path) -> dict[str, Any]:
-    elements = re.findall(
-        r'<script type="application/gzip" id="(.*?)">(.*?)</script>', page.read_text(encoding="utf-8")
-    )
-    return {name: json.loads(gzip.decompress(base64.b64decode(text))) for name, text in elements}
-
-
-def chunks(blocks: dict[str, Any], name: str) -> list[Any]:
-    return [value for key, chunk in blocks.items() if key.rpartition("-")[0] == name for value in chunk]
-
-
-@pytest.mark.slow
-def test_page_contains_each_passage_once_and_all_trajectories(made: Made):
-    packed_blocks = blocks(made.page)
-    passages = chunks(packed_blocks, "passages")
-    everything = [p for ts in made.trajectories.values() for t in ts for s in t.steps for p in s.passages]
-    assert len(passages) == len({(p.id, p.title, p.text) for p in everything}) == 11 < len(everything)
-    for number, (name, trajectories) in enumerate(made.trajectories.items()):
-        assert packed_blocks[f"outcomes-{number}"]["em"] == "".join(
-            str(int(score.em)) for score in score(made.questions, trajectories)
-        )
-        packed = chunks(packed_blocks, f"trajectories-{number}")
-        assert len(packed) == SIZE, name
-        for unpacked, trajectory in zip(packed, trajectories, strict=True):
-            assert [step["subquery"] for step in unpacked["steps"]] == [step.subquery for step in trajectory.steps]
-            read = [[passages[i] for i, _ in step["passages"]] for step in unpacked["steps"]]
-            assert read == [[[p.id, p.title, p.text] for p in step.passages] for step in trajectory.steps]
 
 
 texts = st.text(max_size=8)
@@ -88,9 +50,6 @@ def test_packed_steps_lose_nothing(trajectory: Trajectory):
     assert unpacked == trajectory.steps
 
 
-# -- rejected files ----------------------------------------------------------------------------------------------
-
-
 def doubled(text: str) -> str:
     return text + text.splitlines()[0] + "\n"
 
@@ -111,16 +70,8 @@ MISTAKES: list[tuple[str, Callable[[str], str] | None, str]] = [
     (QUESTIONS, lambda _: "", "no questions"),
     (QUESTIONS, doubled, "line 401: duplicate question 'q0'"),
     (f"{PLANNER}.scores.jsonl", doubled, "line 401: duplicate question 'q0'"),
-    (
-        f"{PLANNER}.jsonl",
-        lambda text: text.partition("\n")[2],
-        "0.jsonl: 1 of 400 questions are missing, 'q0' first",
-    ),
-    (
-        f"{PLANNER}.jsonl",
-        swap('"question_id":"q7"', '"question_id":"q7b"'),
-        "'q7b' is not among the cell's questions",
-    ),
+    (f"{PLANNER}.jsonl", lambda text: text.partition("\n")[2], "1 of 400 questions are missing, 'q0' first"),
+    (f"{PLANNER}.jsonl", swap('"question_id":"q7"', '"question_id":"q7b"'), "'q7b' is not among the cell's"),
     (f"{PLANNER}.jsonl", swap('"steps":', '"stops":'), "0.jsonl, line 1: field 'stops': Extra inputs"),
     (f"{PLANNER}.jsonl", swap("{", ""), "0.jsonl, line 1: Invalid JSON"),
 ]
@@ -129,13 +80,7 @@ MISTAKES: list[tuple[str, Callable[[str], str] | None, str]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "change", "message"), MISTAKES)
 def test_rejects_damaged_files_and_keeps_the_old_page(
-    made: Made,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    change: Callable[[str], str] | None,
-    message: str,
+    made: Made, tmp_path: Path, capsys, name: str, change: Callable[[str], str] | None, message: str
 ):
     shutil.copytree(made.directory, tmp_path / "matrix")
     [file] = (tmp_path / "matrix").glob(name)
@@ -145,23 +90,16 @@ def test_rejects_damaged_files_and_keeps_the_old_page(
         file.unlink()
     page = tmp_path / "page.html"
     page.write_text("the old page")
-    monkeypatch.setattr(sys, "argv", ["rag-train", "report", str(tmp_path / "matrix"), str(page)])
-    with pytest.raises(SystemExit) as caught:
-        main()
+    assert call("report", tmp_path / "matrix", page) == 2
     error = capsys.readouterr().err
-    assert caught.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1 and message in error
+    assert error.startswith("error: ") and error.count("\n") == 1 and message in error
     assert page.read_text() == "the old page" and not list(tmp_path.glob("*.partial"))
 
 
-def test_report_command(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_report_command(made: Made, tmp_path: Path, capsys):
     (tmp_path / "file").touch()
-    for output, code in ((tmp_path / "page.html", 0), (tmp_path / "file" / "page.html", 2)):
-        monkeypatch.setattr(sys, "argv", ["rag-train", "report", str(made.directory), str(output)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        assert caught.value.code == code
+    assert call("report", made.directory, tmp_path / "page.html") == 0
     assert (tmp_path / "page.html").read_bytes() == made.page.read_bytes()
+    assert call("report", made.directory, tmp_path / "file/page.html") == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
