@@ -60,15 +60,15 @@ def gold_records(
         fields = levelrag.reading_fields(step.subquery, passages)
         out.add(levelrag.SUFFICIENT, fields, "yes" if answered else "no", str(i))
         if not answered and passages:
-            fields = levelrag.feedback_fields(step.subquery, levelrag.keywords(words), passages)
-            out.add(levelrag.EXTEND, fields, step.subquery.rstrip("?").rpartition(" ")[2], str(i))
+            feedback = levelrag.feedback_fields(step.subquery, levelrag.keywords(words), passages)
+            out.add(levelrag.EXTEND, feedback, step.subquery.rstrip("?").rpartition(" ")[2], str(i))
             other = next((p.title for p in passages if step.entity not in p.title), passages[-1].title)
-            out.add(levelrag.FILTER, fields, other, str(i))
-            out.add(levelrag.EMPHASIZE, fields, step.entity, str(i))
-        if not answered and step.known:  # a pseudo passage is written from memory
-            out.add(
-                levelrag.PSEUDO, levelrag.reading_fields(step.subquery, passages), step.answer, str(i), "memory"
-            )
+            out.add(levelrag.FILTER, feedback, other, str(i))
+            out.add(levelrag.EMPHASIZE, feedback, step.entity, str(i))
+        if not answered and step.known:  # a pseudo passage is written from memory: the first without passages
+            out.add(levelrag.PSEUDO, levelrag.reading_fields(step.subquery, []), step.answer, str(i), "memory")
+            if passages:
+                out.add(levelrag.PSEUDO, fields, step.answer, f"{i}/later", "memory")
     return out
 
 

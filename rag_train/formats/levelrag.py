@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from rag_train.formats.tasks import Fields, Task
-from rag_train.retrieval.index.lucene_query import parse, render
+from rag_train.retrieval.index.lucene_query import Clause, parse, render
 from rag_train.schema import Passage
 
 YesNo = Literal["yes", "no"]
@@ -23,9 +24,6 @@ EXTEND = Task("levelrag_extend", "Keyword:")
 FILTER = Task("levelrag_filter", "Excluded:")
 EMPHASIZE = Task("levelrag_emphasize", "Emphasized:")
 PSEUDO = Task("levelrag_pseudo", "Passage:")
-
-BOOST = 2
-"""Factor by which `emphasize` multiplies the weight of a keyword."""
 
 
 def question_fields(question: str, summaries: Sequence[tuple[str, str]] = ()) -> Fields:
@@ -48,33 +46,62 @@ def keywords(words: Sequence[str]) -> str:
     return " ".join(dict.fromkeys(filter(None, map(_clause, words))))
 
 
-def _clause(word: str) -> str:
-    return render(parse(f'"{word.replace(chr(34), " ")}"'))
-
-
 def extend(query: str, keyword: str) -> str:
     """Return ``query`` with ``keyword`` added, in quotation marks if it has several words."""
     return f"{query} {_clause(keyword)}".strip()
 
 
 def exclude(query: str, keyword: str) -> str:
-    """Return ``query`` with Lucene's operator "-", which excludes documents that contain ``keyword``."""
-    clause = _clause(keyword)
-    return f"{query} -{clause}" if clause and clause not in query.split(" ") else query
+    """Return ``query`` without ``keyword``, or, if the query lacks it, with Lucene's operator "-" before it.
+
+    A keyword that the query excludes already changes nothing.
+    """
+    words = _words(keyword)
+    clauses = parse(query)
+    if not words or any(clause.occur == "must_not" and clause.words == words for clause in clauses):
+        return query
+    if not any(_has(clause, words) for clause in clauses):
+        return f"{query} -{_clause(keyword)}"
+    left = [_without(clause, words) if _has(clause, words) else clause for clause in clauses]
+    return render([clause for clause in left if clause.words])
 
 
 def emphasize(query: str, keyword: str) -> str:
-    """Return ``query`` with a higher weight for ``keyword`` (Lucene's operator "^").
+    """Return ``query`` with the weight of ``keyword`` raised by 1 (Lucene's operator "^").
 
-    A query that does not contain ``keyword`` stays the same.
+    A keyword that the query lacks is put before the query in quotation marks; one that the query excludes changes
+    nothing.
     """
-    wanted = parse(f'"{keyword.replace(chr(34), " ")}"')
-    words = wanted[0].words if wanted else ()
-    return render(
-        [
-            c.__class__(c.words, c.occur, c.field, c.boost * BOOST)
-            if c.words == words and c.occur != "must_not"
-            else c
-            for c in parse(query)
-        ]
-    )
+    words = _words(keyword)
+    clauses = parse(query)
+    if not words or any(clause.occur == "must_not" and clause.words == words for clause in clauses):
+        return query
+    if not any(_has(clause, words) for clause in clauses):
+        return f'"{" ".join(words)}" {query}'
+    return render([replace(c, boost=c.boost + 1) if _has(c, words) else c for c in clauses])
+
+
+def _words(keyword: str) -> tuple[str, ...]:
+    clauses = parse(f'"{keyword.replace(chr(34), " ")}"')
+    return clauses[0].words if clauses else ()
+
+
+def _clause(keyword: str) -> str:
+    words = _words(keyword)
+    return render([Clause(words)]) if words else ""
+
+
+def _place(clause: Clause, words: tuple[str, ...]) -> int | None:
+    """Return where ``words`` begin in the clause, whatever their case; None if they are not in it."""
+    wanted = [word.casefold() for word in words]
+    held = [word.casefold() for word in clause.words]
+    return next((i for i in range(len(held)) if held[i : i + len(wanted)] == wanted), None)
+
+
+def _has(clause: Clause, words: tuple[str, ...]) -> bool:
+    return clause.occur != "must_not" and _place(clause, words) is not None
+
+
+def _without(clause: Clause, words: tuple[str, ...]) -> Clause:
+    place = _place(clause, words) or 0
+    return replace(clause, words=clause.words[:place] + clause.words[place + len(words) :])

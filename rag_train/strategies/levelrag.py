@@ -9,23 +9,25 @@ from typing import ClassVar, Literal
 from rag_train.errors import UserError
 from rag_train.formats import levelrag
 from rag_train.schema import Passage, Trajectory
-from rag_train.strategies.base import Bound, Run, Strategy, interleave, strategy, together
+from rag_train.strategies.base import Bound, Run, Strategy, strategy, together
 
 Searcher = Literal["sparse", "dense", "web"]
-SEARCHERS: tuple[Searcher, ...] = ("sparse", "dense", "web")
+SEARCHERS: tuple[Searcher, ...] = ("sparse", "web", "dense")
+"""The low-level searchers, in the order in which their passages are read (the release's)."""
 
 
-@strategy("levelrag-hybrid", Bound(calls=75, retrievals=33), searcher="hybrid")
+@strategy("levelrag-hybrid", Bound(calls=85, retrievals=44), searcher="hybrid")
 @strategy("levelrag-web", Bound(calls=1, retrievals=1), searcher="web")
-@strategy("levelrag-dense", Bound(calls=7, retrievals=4), searcher="dense")
-@strategy("levelrag-sparse", Bound(calls=69, retrievals=28), searcher="sparse")
-@strategy("levelrag", Bound(calls=1356, retrievals=594))
+@strategy("levelrag-dense", Bound(calls=5, retrievals=3), searcher="dense")
+@strategy("levelrag-sparse", Bound(calls=81, retrievals=40), searcher="sparse")
+@strategy("levelrag", Bound(calls=51_200, retrievals=26_400))
 @dataclass(frozen=True)
 class LevelRAG(Strategy):
     """Decompose the question, search with every low-level searcher, summarize, verify and supplement.
 
-    Ours: passages of several queries or searchers are interleaved by rank, and if no query of the sparse searcher
-    is sufficient, the best passages of all of them are returned.
+    The passages of several queries or searchers are read one after another, as in the release; ours: without
+    duplicates. While the summaries do not suffice, there are up to ``max_rounds`` rounds, each with up to 85 calls
+    for an atomic query; ``max_calls`` limits them.
     """
 
     paper: ClassVar = "LevelRAG (Zhang et al. 2025), section 3, Algorithm 1; ablations: tables 2 and 3"
@@ -43,18 +45,22 @@ class LevelRAG(Strategy):
     """Summarize by answering the atomic queries; false: read the passages themselves."""
     rewrite: bool = True
     """Sparse: rewrite the query as keywords."""
+    raw_first: bool = False
+    """Sparse: search with the query as it is first, and rewrite it only if that is insufficient. A script of the
+    release does so (``rewrite_query=adaptive``); Algorithm 1 and table 3 of the paper rewrite at once."""
     feedback: bool = True
     """Sparse and dense: refine the query until the retrieved passages are sufficient."""
-    max_rounds: int = 3
-    """Maximum number of rounds of atomic queries. The paper has no maximum: it stops when the summaries suffice."""
+    max_rounds: int = 100
+    """Maximum number of rounds of atomic queries (the release's). The paper has no maximum: it stops when the
+    summaries suffice."""
     max_queries: int = 6
-    """Maximum number of atomic queries in a round. Ours: the model decides in the paper."""
+    """Maximum number of atomic queries in a round. Ours: the model decides in the paper and in the release."""
     depth: int = 3
-    """Sparse: depth of the breadth-first search."""
-    max_refinements: int = 27
-    """Sparse: maximum number of refined queries."""
-    max_rewrites: int = 3
-    """Dense: maximum number of pseudo-documents."""
+    """Sparse: depth of the breadth-first search below the first query. An insufficient query is refined in three
+    ways: at depth 3 there are 1 + 3 + 9 + 27 = 40 queries. The paper's 27 refinements are those of depth 3."""
+    max_rewrites: int = 2
+    """Dense: maximum number of pseudo-documents. The release's limit of 3 counts the first search; the paper
+    states 3 rewrites."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,7 +85,7 @@ class LevelRAG(Strategy):
         for round in range(1, self.max_rounds + 1):
             results = await together(self._query(run, query, round) for query in queries)
             for query, (passages, summary) in zip(queries, results, strict=True):
-                found = interleave([found, passages])
+                found = _joined([found, passages])
                 if summary:
                     summaries.append((query, summary))
             if not self.supplement:
@@ -116,10 +122,10 @@ class LevelRAG(Strategy):
         return passages, summary
 
     async def _low_level(self, run: Run, query: str, round: int) -> list[Passage]:
-        """Search with the low-level searchers; return their passages interleaved by rank."""
+        """Search with the low-level searchers; return their passages one after another."""
         only = self.searcher or self.directs
         kinds = [kind for kind in SEARCHERS if kind in run.kit.retrievers and only in (None, "hybrid", kind)]
-        return interleave(await together(self._search(run, kind, query, round) for kind in kinds))
+        return _joined(await together(self._search(run, kind, query, round) for kind in kinds))
 
     async def _search(self, run: Run, kind: Searcher, query: str, round: int) -> list[Passage]:
         search = {"sparse": self._sparse, "dense": self._dense, "web": self._web}[kind]
@@ -132,12 +138,16 @@ class LevelRAG(Strategy):
 
         The queries of a level run at the same time.
 
-        Returns the passages of the first sufficient query, or of all queries interleaved by rank if no query is
-        sufficient, and the queries.
+        Returns the passages of the first sufficient query, or of the last query if none is sufficient (the
+        release's way; the paper does not say), and the queries.
         """
+        tried: dict[str, list[Passage]] = {}
+        if self.rewrite and self.raw_first:
+            tried[query] = await run.search(query, kind="sparse")
+            if await self._suffices(run, query, tried[query]):
+                return tried[query], [query]
         words = await run.ask(levelrag.REWRITE, levelrag.reading_fields(query, [])) if self.rewrite else None
         level = [levelrag.keywords(words or []) or query]
-        tried: dict[str, list[Passage]] = {}
         for depth in range(self.depth + 1):
             found = await together(run.search(q, kind="sparse") for q in level)
             tried |= dict(zip(level, found, strict=True))
@@ -148,14 +158,14 @@ class LevelRAG(Strategy):
             ):
                 if verdict:
                     return tried[keywords], list(tried)
-            left = self.max_refinements + 1 - len(tried)
-            if depth == self.depth or left <= 0:
+            if depth == self.depth:
                 break
             refined = await together(self._refine(run, query, q, tried[q]) for q in level)
-            level = [q for q in dict.fromkeys(q for queries in refined for q in queries) if q not in tried][:left]
-            if not level:
+            new = [q for q in dict.fromkeys(q for queries in refined for q in queries) if q and q not in tried]
+            if not new:
                 break
-        return interleave(list(tried.values()))[: run.kit.passages], list(tried)
+            level = new
+        return tried[level[-1]], list(tried)
 
     async def _refine(self, run: Run, query: str, keywords: str, passages: list[Passage]) -> list[str]:
         """Apply the three feedback operations to a query."""
@@ -170,13 +180,16 @@ class LevelRAG(Strategy):
         ]
 
     async def _dense(self, run: Run, query: str) -> tuple[list[Passage], list[str]]:
-        """Search, and search again with a generated pseudo-document until the passages are sufficient."""
+        """Search, and search again with a generated pseudo-document until the passages are sufficient.
+
+        The first pseudo-document is written without passages (the release's way): those of the query itself failed.
+        """
         queries = [query]
         passages = await run.search(query, kind="dense")
-        for _ in range(self.max_rewrites if self.feedback else 0):
+        for rewrite in range(self.max_rewrites if self.feedback else 0):
             if await self._suffices(run, query, passages):
                 break
-            pseudo = await run.ask(levelrag.PSEUDO, levelrag.reading_fields(query, passages))
+            pseudo = await run.ask(levelrag.PSEUDO, levelrag.reading_fields(query, passages if rewrite else []))
             queries.append(f"{query} {pseudo or ''}".strip())
             if queries[-1] in queries[:-1]:
                 break
@@ -188,3 +201,8 @@ class LevelRAG(Strategy):
 
     async def _suffices(self, run: Run, query: str, passages: list[Passage]) -> bool:
         return await run.ask(levelrag.SUFFICIENT, levelrag.reading_fields(query, passages)) == "yes"
+
+
+def _joined(lists: Sequence[Sequence[Passage]]) -> list[Passage]:
+    """Return the passages of all lists, one list after another, without duplicates."""
+    return list({passage.id: passage for passages in lists for passage in passages}.values())
