@@ -39,7 +39,7 @@ _APART = {
     for name in (
         *("errors", "identity", "jobs", "progress", "provenance", "recipe", "table"),
         *("questions.load", "llm.engines", "llm.hub"),
-        *("retrieval.open", "retrieval.index.open"),
+        *("retrieval.open", "retrieval.kinds"),
         *("strategies.kit", "data_synth.inputs"),
     )
 }

@@ -27,7 +27,7 @@ from rag_train.recipe import load_recipe
 from rag_train.retrieval.index.bm25 import build_bm25
 from rag_train.retrieval.index.dense import DenseConfig, build_dense
 from rag_train.retrieval.index.lucene import build_lucene
-from rag_train.retrieval.index.open import load_index
+from rag_train.retrieval.open import load_index
 from rag_train.schema import Passage
 from rag_train.training.recipe import TrainRecipe
 

@@ -28,7 +28,7 @@ from rag_train.llm.engines import EngineConfig, open_engine
 from rag_train.recipe import Count
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.corpus import PassageStore
-from rag_train.retrieval.index.open import load_index
+from rag_train.retrieval.open import load_index
 from rag_train.schema import GoldStep, Passage, Question, Record
 from rag_train.strategies.base import Ask, Kit, Run, together
 from rag_train.strategies.hanrag import HANRAG

@@ -33,7 +33,7 @@ import httpx
 from rag_train.eval.benchmarks.harness import benchmark_parser, free_port, mini_world, save
 from rag_train.jobs.files import write_records
 
-PRELOADED = ("rag_train.llm.transformers", "rag_train.serving.retriever", "rag_train.retrieval.index.open")
+PRELOADED = ("rag_train.llm.transformers", "rag_train.serving.retriever", "rag_train.retrieval.open")
 """Modules that the fork server imports once, so that a restarted service is up again within a second or two."""
 DOWN = 2.0
 """Seconds between the kill of a service and its restart."""
@@ -42,7 +42,7 @@ STRATEGY = "deeprag"
 
 def main() -> None:
     from rag_train.progress import console
-    from rag_train.retrieval.index.open import build_index
+    from rag_train.retrieval.open import build_index
     from rag_train.table import Table
     from rag_train.worlds.mini.world import write_world
 
@@ -230,7 +230,7 @@ def serve_engine(port: int, log: str, garbled: float, seed: int, model: str) -> 
 
 def serve_retriever(port: int, log: str, garbled: float, seed: int, index: str) -> None:
     """Run the retrieval service on an index."""
-    from rag_train.retrieval.index.open import load_index
+    from rag_train.retrieval.open import load_index
     from rag_train.serving.retriever import app
 
     run(Garbling(app(load_index(index)), "/search", Path(log), garbled, seed), port)

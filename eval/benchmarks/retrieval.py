@@ -205,7 +205,7 @@ def opened(name: str, directory: Path) -> Callable[[list[str]], object]:
         index = bm25s.BM25.load(directory, mmap=True)
         index.backend = "numba"
         return lambda queries: index.retrieve(bm25s_tokens(queries), k=K, show_progress=False) if queries else None
-    from rag_train.retrieval.index.open import load_index
+    from rag_train.retrieval.open import load_index
 
     own = load_index(directory)
     return lambda queries: own.search(queries, K)
@@ -254,7 +254,7 @@ def against_faiss(options: argparse.Namespace, size: int) -> dict[str, list[floa
 
 def against_in_process(options: argparse.Namespace, size: int, queries: Sequence[str]) -> dict[str, list[float]]:
     """Return the queries a second of the service, and of the index in process; no cache helps either of them."""
-    from rag_train.retrieval.index.open import load_index
+    from rag_train.retrieval.open import load_index
 
     directory = options.work / f"{SPARSE[0]}-{size}"
     index, port, numbers = load_index(directory), free_port(), count()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rag_train.cli.options import DATA, Json, report
+from rag_train.cli.options import DATA, Json, ListsRetrievers, report
 
 indexing = typer.Typer()
 records = typer.Typer(no_args_is_help=True, help="Download public data sets; check and view files of records.")
@@ -18,7 +19,7 @@ RecordFile = Annotated[
 ]
 
 
-@indexing.command(rich_help_panel=DATA)
+@indexing.command(rich_help_panel=DATA, cls=ListsRetrievers)
 def index(
     corpus: Annotated[
         Path, typer.Argument(help="JSON (Lines), CSV, TSV or Parquet: BEIR's, FlashRAG's, DPR's, KILT's.")
@@ -26,7 +27,7 @@ def index(
     output: Annotated[
         str, typer.Argument(help="Index directory to write, or elastic://HOST:PORT/INDEX, or a Milvus collection.")
     ],
-    kind: Annotated[str, typer.Option(help="bm25, lucene (phrases, -term, ^boost) or dense.")] = "bm25",
+    kind: Annotated[str, typer.Option(help="Kind of index; listed below.")] = "bm25",
     language: Annotated[
         str, typer.Option(help="bm25, lucene: whose words are stemmed: one of Snowball's, such as german; or none.")
     ] = "english",
@@ -51,13 +52,13 @@ def index(
     """
     from rag_train.progress import console, progress, up_to
     from rag_train.retrieval.index.directory import MANIFEST
-    from rag_train.retrieval.open import index_corpus
+    from rag_train.retrieval.open import build_index
     from rag_train.rows import count_lines
 
     if Path(output, MANIFEST).is_file():
         console.print(f"{output}: already an index; it stays in use until the new one replaces it", soft_wrap=True)
     with progress(f"indexing {corpus.name}", count_lines(corpus)) as advance:
-        passages = index_corpus(
+        passages = build_index(
             kind,
             corpus,
             output,
@@ -68,7 +69,7 @@ def index(
             bf16=bf16,
             language=language,
         )
-    if kind == "dense":
+    if "WORLD_SIZE" in os.environ:  # one of the processes of a launch
         from rag_train.training.processes import end_processes
 
         end_processes()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import BaseModel
 from rich.console import Console
+from typer.core import TyperCommand
 
 from rag_train.errors import UserError
 
@@ -31,9 +32,9 @@ Model = Annotated[
 _INDEX = typer.Option(
     "--index",
     metavar="[KIND=]PLACE",
-    help="Retriever; the first is the main one. PLACE: index directory, http://HOST:PORT (service), bing, serper, "
-    "searxng+URL, elastic://HOST:PORT/INDEX, milvus://HOST:PORT/COLLECTION, or a combination such as rrf(A,B), "
-    "rerank(A,MODEL) or cache(A,FILE). KIND is sparse, dense or web, for strategies that use several.",
+    help="Retriever; the first is the main one. PLACE: index directory, http://HOST:PORT (service), or what else "
+    "`rag-train serve retriever --help` lists, such as rrf(A,B). KIND is sparse, dense or web, for strategies that "
+    "use several.",
 )
 Indexes = Annotated[list[str], _INDEX]
 OptionalIndexes = Annotated[list[str] | None, _INDEX]
@@ -79,6 +80,17 @@ Instructions = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Override recipe keys, for example lora.r=16.")
 ]
+
+
+class ListsRetrievers(TyperCommand):
+    """A command whose help ends with the kinds of retrievers; other commands need not wait for their import."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from rag_train.retrieval.kinds import indexes, listing
+
+        rows = [(f"--kind {kind.name}", kind.about) for kind in indexes().values()] if self.name == "index" else []
+        self.epilog = "\n\n".join(f"{form}: {about}" for form, about in rows or listing())
+        super().format_help(ctx, formatter)
 
 
 def first_process() -> bool:

@@ -15,6 +15,7 @@ from rag_train.cli.options import (
     Engine,
     Indexes,
     Instructions,
+    ListsRetrievers,
     Model,
     Passages,
     Reranker,
@@ -40,9 +41,9 @@ watching = typer.Typer()
 serving = typer.Typer(no_args_is_help=True, help="Serve over HTTP.")
 
 
-@serving.command("retriever")
+@serving.command("retriever", cls=ListsRetrievers)
 def serve_retriever(
-    place: Annotated[str, typer.Argument(help="The retriever to serve; see above.")],
+    place: Annotated[str, typer.Argument(help="The retriever to serve; the kinds are listed below.")],
     host: Host = "127.0.0.1",
     port: Port = 8000,
     api_key: ApiKey = "",
@@ -51,15 +52,7 @@ def serve_retriever(
         4, os.cpu_count() or 1
     ),
 ) -> None:
-    """Serve a retriever: POST /search, GET /health, /metrics and /openapi.json.
-
-    PLACE is an index directory of `rag-train index`, or one of:
-    http://HOST:PORT (retrieval service)
-    bing, serper, searxng+http://HOST:PORT/search (web search)
-    elastic://HOST:PORT/INDEX
-    milvus://HOST:PORT/COLLECTION, milvus:FILE.db/COLLECTION (add ?encoder=MODEL)
-    rrf(A, B), weighted(0.3*A, 0.7*B), rerank(A, MODEL), cache(A, FILE)
-    """
+    """Serve a retriever: POST /search, GET /health, /metrics and /openapi.json."""
     from rag_train.retrieval.open import open_retriever
 
     retriever = open_retriever(place)

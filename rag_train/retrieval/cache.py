@@ -12,11 +12,19 @@ from pydantic import TypeAdapter
 from rag_train.jobs.cache import Cache
 from rag_train.retrieval.base import Retriever, corpus_sha256, in_turn, service, threads_of_parts
 from rag_train.retrieval.base import key as key_of
+from rag_train.retrieval.kinds import combination
 from rag_train.schema import Passage
 
 _PASSAGES = TypeAdapter(list[Passage])
 
 
+@combination(
+    "cache",
+    "cache(A, FILE)",
+    "answers of A, stored in a file on disk by A's indexes, models and settings; delete it when a service has "
+    "changed that states no identity",
+    most_places=1,
+)
 class CachedRetriever:
     """A retriever that searches only for queries whose answers are not yet in a file (`rag_train.jobs.cache`).
 

@@ -9,9 +9,20 @@ from typing import Any, Literal
 
 from rag_train.errors import UserError
 from rag_train.retrieval.base import Retriever, common_corpus, identity, in_turn, service, threads_of_parts
+from rag_train.retrieval.kinds import combination
 from rag_train.schema import Passage
 
 Method = Literal["rrf", "weighted"]
+
+
+@combination("rrf", "rrf(A, B, ...)", "reciprocal rank fusion of A, B, ...; rrf(2*A, B) sets weights")
+def _rrf(retrievers: Sequence[Retriever], weights: Sequence[float]) -> FusedRetriever:
+    return FusedRetriever(retrievers, "rrf", weights)
+
+
+@combination("weighted", "weighted(A, B, ...)", "fusion by weighted scores, such as weighted(0.3*A, 0.7*B)")
+def _weighted(retrievers: Sequence[Retriever], weights: Sequence[float]) -> FusedRetriever:
+    return FusedRetriever(retrievers, "weighted", weights)
 
 
 class FusedRetriever:

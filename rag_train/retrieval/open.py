@@ -1,29 +1,17 @@
-"""Opening a retriever by its specification, and indexing a corpus into any place.
-
-Packages of optional extras are imported by the functions that need them.
-"""
+"""Opening a retriever by its specification, and indexing a corpus."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from rag_train.errors import UserError
 from rag_train.retrieval.base import Retriever
 from rag_train.retrieval.corpus import read_corpus
-from rag_train.retrieval.specification import WEB_SEARCHES, Combination, Place, Specification, parse
-
-if TYPE_CHECKING:
-    from rag_train.retrieval.index.encoder import Encoder
-    from rag_train.retrieval.remote.elastic import ElasticRetriever
-    from rag_train.retrieval.remote.milvus import MilvusRetriever
-    from rag_train.retrieval.rerank import Reranker
-
-_BLOCK = 10_000
-"""Passages encoded and sent to Milvus at a time."""
+from rag_train.retrieval.index.directory import REMEDY, index_format
+from rag_train.retrieval.kinds import combinations, find_place, indexes, listing, refused
+from rag_train.retrieval.specification import Place, Specification, parse
 
 
 def open_retriever(specification: str) -> Retriever:
@@ -35,143 +23,73 @@ def open_retriever(specification: str) -> Retriever:
     return _open(parse(specification))
 
 
-def open_reranker(place: str, model: str = "") -> Reranker:
-    """Open the cross-encoder in a directory, on the hub, or on a vLLM server.
-
-    Args:
-        place: directory, hub name, or address of the server.
-        model: name of the model on the server, if the server has several.
+def load_index(directory: str | Path) -> Any:
+    """Open an index directory of any kind.
 
     Raises:
-        UserError: if the cross-encoder cannot be loaded.
+        UserError: if the directory is missing, not an index, or damaged.
     """
-    from rag_train.retrieval.rerank import CrossEncoderReranker, VLLMScoreReranker
+    format = index_format(Path(directory))
+    for kind in indexes().values():
+        if kind.format == format:
+            return kind.load(Path(directory))
+    raise UserError(f"index {directory}: not an index of rag-train; {REMEDY}")
 
-    if place.startswith(("http://", "https://")):
-        return VLLMScoreReranker(place, model)
-    return CrossEncoderReranker(place)
 
-
-def index_corpus(kind: str, corpus: Path, output: str, progress: Callable[[int], None], **options: Any) -> int:
-    """Index a corpus file into a directory, an Elasticsearch index or a Milvus collection.
+def build_index(
+    kind: str, corpus: Path, output: str | Path, progress: Callable[[int], None], **options: Any
+) -> int:
+    """Index a corpus file into a directory, or into another place that takes passages, and return their number.
 
     Args:
-        kind: kind of an index directory; see `rag_train.retrieval.index.open.build_index`.
-        output: a directory, or a specification that begins with ``elastic`` or ``milvus``.
-        progress: called with the number of passages indexed so far.
-        options: settings of an index directory; see `build_index`.
-
-    Returns:
-        The number of passages.
+        kind: kind of an index directory.
+        output: a directory, or the specification of a place.
+        progress: called with the number of passages processed so far.
+        options: options of any kind; those of others must have their default values.
 
     Raises:
-        UserError: if the corpus cannot be read, an option does not apply, or the index cannot be written.
+        UserError: if the kind is unknown, if an option does not apply, if the corpus cannot be read, or if the
+            index cannot be written.
     """
-    scheme, _, rest = output.partition(":")
-    kind_of_place = scheme.partition("+")[0] if rest else ""
-    if kind_of_place not in ("elastic", "milvus"):
-        from rag_train.retrieval.index.open import build_index
-
-        return build_index(kind, corpus, Path(output), progress, **options)
-    if kind != "bm25" or any(value not in (None, False, "", "Flat", "english") for value in options.values()):
-        raise UserError(f"index {output}: --kind and the options of dense are for directories; leave them out")
-    if kind_of_place == "elastic":
-        return _open_elastic(output).index_passages(read_corpus(corpus), progress)
-    retriever, encoder = _open_milvus(output)
-    passages, total = read_corpus(corpus), 0
-    while block := list(islice(passages, _BLOCK)):
-        retriever.index_vectors(block, encoder.encode_passages(block))
-        progress(total := total + len(block))
-    return total
+    kinds = indexes()
+    if kind not in kinds:
+        raise UserError(f"--kind {kind}: unknown; the kinds are {', '.join(kinds)}")
+    place = find_place(str(output))
+    own = {} if place else kinds[kind].options
+    for name, value in options.items():
+        owners = {other.name: other.options[name] for other in kinds.values() if name in other.options}
+        if name not in own and value not in owners.values():
+            remedy = "leave it out" if place else f"leave it out, or add --kind {next(iter(owners))}"
+            raise UserError(f"--{name} is for {' and '.join(owners)} indexes; {remedy}")
+    if place is None:
+        given = {name: value for name, value in options.items() if name in own}
+        return kinds[kind].build(read_corpus(corpus), Path(output), progress, **given)
+    if kind != "bm25":
+        raise UserError(f"index {output}: --kind is for directories; leave it out")
+    retriever: Any = place.open(str(output))
+    if not hasattr(retriever, "index_passages"):
+        raise refused(str(output), "nothing can be indexed there", "give a directory")
+    return retriever.index_passages(read_corpus(corpus), progress)
 
 
 def _open(specification: Specification) -> Retriever:
-    match specification:
-        case Place(text):
-            return _open_place(text)
-        case Combination("rerank", (inner, Place(place), *names)):
-            from rag_train.retrieval.rerank import RerankedRetriever
-
-            return RerankedRetriever(_open(inner), open_reranker(place, *map(_text, names)))
-        case Combination("cache", (inner, Place(file))):
-            from rag_train.retrieval.cache import CachedRetriever
-
-            return CachedRetriever(_open(inner), file)
-        case Combination(method, arguments, weights):
-            from rag_train.retrieval.fusion import FusedRetriever, Method
-
-            retrievers = [_open(argument) for argument in arguments]
-            try:
-                return FusedRetriever(retrievers, cast(Method, method), weights)
-            except UserError as error:
-                raise UserError(f"retriever {str(specification)!r}: {error}") from error
+    if isinstance(specification, Place):
+        return _open_place(specification.text)
+    kind = combinations()[specification.name]
+    if kind.most_places is not None:
+        first, *others = specification.arguments
+        return kind.open(_open(first), *(other.text for other in others if isinstance(other, Place)))
+    retrievers = [_open(argument) for argument in specification.arguments]
+    try:
+        return kind.open(retrievers, specification.weights)
+    except UserError as error:
+        raise UserError(f"retriever {str(specification)!r}: {error}") from error
 
 
 def _open_place(text: str) -> Retriever:
-    scheme, separator, rest = text.partition("://")
-    kind, _, transport = scheme.partition("+")
-    if separator and scheme in ("http", "https"):
-        from rag_train.retrieval.remote.client import RetrievalClient
-
-        return RetrievalClient(text)
-    if text in WEB_SEARCHES or (separator and kind in WEB_SEARCHES and transport in ("http", "https")):
-        from rag_train.retrieval.remote.web import WebRetriever
-
-        return WebRetriever(kind, f"{transport}://{rest}" if separator else None)
-    if separator and kind == "elastic":
-        return _open_elastic(text)
-    if text.startswith("milvus:") or (separator and kind == "milvus"):
-        return _open_milvus(text)[0]
-    if separator:
-        raise _error(text, "unknown kind of address", "write http://, elastic://, milvus:// or searxng+http://")
+    if kind := find_place(text):
+        return kind.open(text)
     if not Path(text).exists():
-        remedy = f"give an index directory, an address or a web search ({', '.join(WEB_SEARCHES)})"
-        raise _error(text, "no such directory", remedy)
-    from rag_train.retrieval.index.open import load_index
-
+        _, *others = (grammar for grammar, _ in listing())
+        raise refused(text, "no such directory", f"give an index directory, or one of {', '.join(others)}")
     return load_index(text)
-
-
-def _open_elastic(text: str) -> ElasticRetriever:
-    from rag_train.retrieval.remote.elastic import ElasticRetriever
-
-    url, _, index = _http_address(text).rpartition("/")
-    if not index or url.endswith(("/", ":")):
-        raise _error(text, "no index name", "write elastic://HOST:PORT/INDEX")
-    key = os.environ.get("ELASTIC_API_KEY", "").strip()
-    return ElasticRetriever(url, index, {"Authorization": f"ApiKey {key}"} if key else None)
-
-
-def _open_milvus(text: str) -> tuple[MilvusRetriever, Encoder]:
-    from rag_train.retrieval.index.encoder import Encoder, EncoderConfig, family
-    from rag_train.retrieval.remote.milvus import MilvusRetriever
-
-    address, _, query = text.partition("?")
-    options = {name: value for name, _, value in (pair.partition("=") for pair in query.split("&") if pair)}
-    if unknown := options.keys() - {"encoder", "metric"}:
-        raise _error(text, f"unknown option {min(unknown)!r}", "the options are encoder and metric")
-    local = "://" not in address
-    uri, _, collection = (address.removeprefix("milvus:") if local else _http_address(address)).rpartition("/")
-    if not collection or not uri or uri.endswith("/"):
-        raise _error(text, "no collection", "write milvus://HOST:PORT/COLLECTION or milvus:FILE.db/COLLECTION")
-    encoder = Encoder(family(options["encoder"]) if options.get("encoder") else EncoderConfig())
-    metric: Any = options.get("metric", "ip")
-    return MilvusRetriever(uri, collection, encoder.encode_queries, metric, encoder.identity), encoder
-
-
-def _http_address(text: str) -> str:
-    """Return the HTTP address of ``KIND://...`` or ``KIND+https://...``."""
-    scheme, _, rest = text.partition("://")
-    transport = scheme.partition("+")[2] or "http"
-    if transport not in ("http", "https"):
-        raise _error(text, f"unknown transport {transport!r}", "write +http or +https")
-    return f"{transport}://{rest}"
-
-
-def _text(argument: Specification) -> str:
-    assert isinstance(argument, Place), "the parser accepts only places here"
-    return argument.text
-
-
-def _error(text: str, problem: str, remedy: str) -> UserError:
-    return UserError(f"retriever {text!r}: {problem}; {remedy}")

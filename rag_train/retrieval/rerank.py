@@ -17,6 +17,7 @@ from rag_train.llm.control import defused
 from rag_train.retrieval.base import Retriever, corpus_sha256, identity, in_turn, service, threads_of_parts
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.index.words import indexed_text
+from rag_train.retrieval.kinds import combination
 from rag_train.schema import Passage
 
 if TYPE_CHECKING:
@@ -154,6 +155,32 @@ class VLLMScoreReranker:
             f"{self.service}: {problem}; "
             f"start a server with `vllm serve {self.model or 'MODEL'} --runner pooling`, or correct the address"
         )
+
+
+@combination(
+    "rerank",
+    "rerank(A, MODEL)",
+    "passages of A, reranked by a cross-encoder: a directory, a hub name, or the address of a vLLM server; "
+    "rerank(A, URL, NAME) if the server has several models",
+    most_places=2,
+)
+def _reranked(retriever: Retriever, place: str, model: str = "") -> RerankedRetriever:
+    return RerankedRetriever(retriever, open_reranker(place, model))
+
+
+def open_reranker(place: str, model: str = "") -> Reranker:
+    """Open the cross-encoder in a directory, on the hub, or on a vLLM server.
+
+    Args:
+        place: directory, hub name, or address of the server.
+        model: name of the model on the server, if the server has several.
+
+    Raises:
+        UserError: if the cross-encoder cannot be loaded.
+    """
+    if place.startswith(("http://", "https://")):
+        return VLLMScoreReranker(place, model)
+    return CrossEncoderReranker(place)
 
 
 class RerankedRetriever:

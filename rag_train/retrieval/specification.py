@@ -1,24 +1,6 @@
 """Specifications of retrievers: the grammar of ``--index`` and of the recipes' ``index``.
 
-A specification is a place or a combination of specifications:
-
-==================================== =============================================================================
-``DIR``                              index directory written by ``rag-train index``
-``http://HOST:PORT``                 retrieval service (``rag-train serve retriever``); also ``https://``
-``bing``, ``serper``                 web search; the API key is read from ``BING_API_KEY`` or ``SERPER_API_KEY``
-``searxng+http://HOST:PORT/search``  web search at the given address; also ``bing+URL`` and ``serper+URL``
-``elastic://HOST:PORT/INDEX``        Elasticsearch or OpenSearch; ``elastic+https://`` with TLS; an API key is read
-                                     from ``ELASTIC_API_KEY``
-``milvus://HOST:PORT/COLLECTION``    Milvus; ``milvus+https://`` with TLS
-``milvus:FILE.db/COLLECTION``        Milvus Lite; both accept ``?encoder=MODEL`` and ``&metric=cosine``
-``rrf(A, B, ...)``                   reciprocal rank fusion of A, B, ...; ``rrf(2*A, B)`` sets weights
-``weighted(A, B, ...)``              fusion by weighted scores, such as ``weighted(0.3*A, 0.7*B)``
-``rerank(A, MODEL)``                 passages of A, reranked by a cross-encoder: a directory or hub name
-``rerank(A, URL)``                   the same with the cross-encoder of a vLLM server; ``rerank(A, URL, NAME)`` if
-                                     the server has several models
-``cache(A, FILE)``                   answers of A, stored in a file on disk by A's indexes, models and settings;
-                                     delete it when a service has changed that states no identity
-==================================== =============================================================================
+A specification is a place or a combination of specifications; `rag_train.retrieval.kinds.listing` has all kinds.
 
 Combinations can be nested: ``rerank(rrf(indexes/bm25, indexes/dense), models/ce)``. Inside a combination, a place
 that contains a comma, a parenthesis or a quotation mark is written in double quotation marks, with quotation marks
@@ -32,17 +14,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from rag_train.errors import UserError
-
-WEB_SEARCHES = ("bing", "searxng", "serper")
-
-_FORMS = {
-    "rrf": "rrf(A, B, ...)",
-    "weighted": "weighted(A, B, ...)",
-    "rerank": "rerank(A, MODEL)",
-    "cache": "cache(A, FILE)",
-}
-_MOST_ARGUMENTS = {"rerank": 3, "cache": 2}
-"""Maximum number of arguments of the combinations that take one retriever and otherwise places."""
+from rag_train.retrieval.kinds import combinations
 
 _NAME = re.compile(r"(\w+)\(")
 _WEIGHT = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*\*\s*")
@@ -68,7 +40,7 @@ class Combination:
     """A combination of specifications, such as ``rrf(A, B)``.
 
     Attributes:
-        name: ``rrf``, ``weighted``, ``rerank`` or ``cache``.
+        name: a key of `combinations`.
         arguments: at least one.
         weights: one for each argument; 1 unless specified.
     """
@@ -138,8 +110,8 @@ class _Parser:
         self._fail("missing quotation mark" if self.text.startswith('"', self.position) else "missing argument")
 
     def _combination(self, name: str) -> Combination:
-        if name not in _FORMS:
-            forms = ", ".join(_FORMS.values())
+        if name not in combinations():
+            forms = ", ".join(kind.grammar for kind in combinations().values())
             raise UserError(f"retriever {self.text!r}: unknown combination {name!r}; the combinations are {forms}")
         arguments, weights = [], []
         while True:
@@ -153,8 +125,9 @@ class _Parser:
                 self._fail("missing comma or closing parenthesis", name)
             if separator[0] == ")":
                 break
-        if name in _MOST_ARGUMENTS and not (
-            2 <= len(arguments) <= _MOST_ARGUMENTS[name]
+        most = combinations()[name].most_places
+        if most is not None and not (
+            1 <= len(arguments) - 1 <= most
             and all(isinstance(argument, Place) for argument in arguments[1:])
             and set(weights) == {1.0}
         ):
@@ -167,6 +140,5 @@ class _Parser:
         return found
 
     def _fail(self, problem: str, name: str = "rrf") -> NoReturn:
-        raise UserError(
-            f"retriever {self.text!r}: {problem} at character {self.position + 1}; write {_FORMS[name]}"
-        )
+        form = combinations()[name].grammar
+        raise UserError(f"retriever {self.text!r}: {problem} at character {self.position + 1}; write {form}")

@@ -18,7 +18,8 @@ from rag_train.llm.engines import identity as engine_identity
 from rag_train.named_places import named
 from rag_train.retrieval.base import Retriever, common_corpus
 from rag_train.retrieval.batching import AsyncRetriever
-from rag_train.retrieval.open import open_reranker, open_retriever
+from rag_train.retrieval.open import open_retriever
+from rag_train.retrieval.rerank import open_reranker
 from rag_train.strategies.base import Kit
 
 RETRIEVER_KINDS = ("sparse", "dense", "web")

@@ -6,7 +6,7 @@ import pytest
 from support.matrices import numbered
 
 from rag_train.cli.app import main
-from rag_train.retrieval.index.open import build_index
+from rag_train.retrieval.open import build_index
 
 
 def call(*arguments: object) -> int | str | None:

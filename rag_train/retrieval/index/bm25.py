@@ -40,7 +40,8 @@ from rag_train.retrieval.index.directory import (
     working_directory,
     write_manifest,
 )
-from rag_train.retrieval.index.words import LONGEST_QUERY, Words, indexed_text
+from rag_train.retrieval.index.words import LONGEST_QUERY, Words, indexed_text, telling_scripts
+from rag_train.retrieval.kinds import index_kind
 from rag_train.schema import Passage
 
 FORMAT = "rag-train-bm25"
@@ -297,6 +298,13 @@ def build_bm25(
         write_manifest(work / "index", FORMAT, VERSION, asdict(config), len(ids))
         publish(work, directory)
     return len(ids)
+
+
+@index_kind("bm25", "plain text", FORMAT, BM25Index.load)
+def _build(
+    passages: Iterable[Passage], directory: Path, progress: Callable[[int], None], *, language: str = "english"
+) -> int:
+    return build_bm25(telling_scripts(passages, language), directory, BM25Config(language), progress)
 
 
 def _write_ids(path: Path, block: list[Passage], config: BM25Config, vocabulary: dict[str, int]) -> None:

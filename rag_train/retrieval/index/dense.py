@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,8 +35,9 @@ from rag_train.retrieval.index.directory import (
     working_directory,
     write_manifest,
 )
-from rag_train.retrieval.index.encoder import Encoder, EncoderConfig
+from rag_train.retrieval.index.encoder import Encoder, EncoderConfig, family
 from rag_train.retrieval.index.exact import largest_products
+from rag_train.retrieval.kinds import index_kind
 from rag_train.schema import Passage
 
 FORMAT = "rag-train-dense"
@@ -233,6 +234,22 @@ def build_dense(
             publish(work, directory)
         state.wait_for_everyone()
     return total
+
+
+@index_kind("dense", "plain text, by the vectors of an encoder", FORMAT, DenseIndex.load)
+def _build(
+    passages: Iterable[Passage],
+    directory: Path,
+    progress: Callable[[int], None],
+    *,
+    encoder: str | None = None,
+    vectors: str = "Flat",
+    search: str = "",
+    bf16: bool = False,
+) -> int:
+    settings = family(encoder) if encoder else EncoderConfig()
+    config = DenseConfig(replace(settings, dtype="bfloat16" if bf16 else "float32"), vectors, search)
+    return build_dense(passages, directory, config, progress)
 
 
 def _write_vectors(path: Path, block: list[Passage], encoder: Encoder, note: Callable[[int], None]) -> None:

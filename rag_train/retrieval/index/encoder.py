@@ -15,7 +15,6 @@ from threading import Lock
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from rag_train.errors import UserError, not_installed
 from rag_train.identity import model as model_identity
@@ -151,6 +150,8 @@ def _on_this_machine(name: str) -> str:
 
 
 def _load(path: str, config: EncoderConfig, device: str | None):
+    import torch
+
     try:
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer.modules import Pooling, Transformer

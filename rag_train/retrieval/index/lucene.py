@@ -27,7 +27,8 @@ from rag_train.retrieval.index.directory import (
     write_manifest,
 )
 from rag_train.retrieval.index.lucene_query import Clause, parse
-from rag_train.retrieval.index.words import LANGUAGES, LONGEST_QUERY, Words
+from rag_train.retrieval.index.words import LANGUAGES, LONGEST_QUERY, Words, telling_scripts
+from rag_train.retrieval.kinds import index_kind
 from rag_train.schema import Passage
 
 FORMAT = "rag-train-lucene"
@@ -222,6 +223,13 @@ def build_lucene(
         write_manifest(work / "index", FORMAT, VERSION, {"language": language}, total)
         publish(work, directory)
     return total
+
+
+@index_kind("lucene", 'Lucene syntax: "phrase", -term, term^2, title:term', FORMAT, LuceneIndex.load)
+def _build(
+    passages: Iterable[Passage], directory: Path, progress: Callable[[int], None], *, language: str = "english"
+) -> int:
+    return build_lucene(telling_scripts(passages, language), directory, language, progress)
 
 
 def _schema() -> Any:

@@ -10,10 +10,12 @@ from pydantic import ValidationError
 from rag_train.errors import ServiceError, masked
 from rag_train.http import authorization, httpx, json_of, open_client, problem_in, send
 from rag_train.retrieval.corpus import encodable
+from rag_train.retrieval.kinds import place
 from rag_train.retrieval.remote.messages import FoundResponse, HealthResponse, SearchRequest
 from rag_train.schema import Passage
 
 
+@place("http://HOST:PORT", "retrieval service (`rag-train serve retriever`); also https://", r"https?://.*")
 class RetrievalClient:
     """A retriever served by `rag_train.serving.retriever`. Threads can share it.
 

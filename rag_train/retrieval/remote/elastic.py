@@ -7,6 +7,7 @@ It takes the same queries as `LuceneIndex`. It is tested with a fake server that
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -17,6 +18,7 @@ from rag_train.errors import ServiceError, masked
 from rag_train.http import httpx, open_client, send
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.index.lucene_query import parse, render
+from rag_train.retrieval.kinds import http_address, place, refused
 from rag_train.schema import Passage
 
 _NDJSON = {"Content-Type": "application/x-ndjson"}
@@ -137,6 +139,19 @@ class ElasticRetriever:
 
     def _error(self, problem: str) -> ServiceError:
         return ServiceError(f"{self.service}: {problem}; check the address, the index and the cluster")
+
+
+@place(
+    "elastic://HOST:PORT/INDEX",
+    "Elasticsearch or OpenSearch; elastic+https:// with TLS; an API key is read from ELASTIC_API_KEY",
+    r"elastic(\+\w*)?:.*",
+)
+def _open(text: str) -> ElasticRetriever:
+    url, _, index = http_address(text).rpartition("/")
+    if not index or url.endswith(("/", ":")):
+        raise refused(text, "no index name", "write elastic://HOST:PORT/INDEX")
+    key = os.environ.get("ELASTIC_API_KEY", "").strip()
+    return ElasticRetriever(url, index, {"Authorization": f"ApiKey {key}"} if key else None)
 
 
 def _passage(hit: dict[str, Any]) -> Passage:

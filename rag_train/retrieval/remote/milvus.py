@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from pydantic import ValidationError
@@ -19,13 +20,9 @@ from pydantic import ValidationError
 from rag_train.errors import ServiceError, UserError, masked, not_installed
 from rag_train.jobs.retries import longest
 from rag_train.retrieval.corpus import encode as to_line
+from rag_train.retrieval.index.encoder import Encoder, EncoderConfig, family
+from rag_train.retrieval.kinds import http_address, place, refused
 from rag_train.schema import Passage
-
-try:
-    from pymilvus import DataType, MilvusClient
-    from pymilvus.exceptions import MilvusException
-except ImportError as error:
-    raise not_installed(error, "milvus") from error
 
 Metric = Literal["ip", "cosine"]
 
@@ -33,10 +30,22 @@ _MAX_BYTES = 65_535
 """Maximum size of a VARCHAR; a passage of 100 words has about 700 bytes."""
 _MAX_K = 16_384
 """Maximum number of results that Milvus returns for a query."""
+_BLOCK = 10_000
+"""Passages encoded at a time."""
 _UPSERT = 1_000
 """Passages in one upsert: about 5 MB with 1,024 dimensions; a message can have 64 MB."""
 _SEARCH = 256
 """Queries in one search; their results must fit into one message."""
+
+
+class TextEncoder(Protocol):
+    """A model that turns texts into float32 vectors of shape (texts, d), such as `Encoder`."""
+
+    identity: Any
+
+    def encode_queries(self, queries: Sequence[str]) -> np.ndarray: ...
+
+    def encode_passages(self, passages: Sequence[Passage]) -> np.ndarray: ...
 
 
 class MilvusRetriever:
@@ -48,40 +57,45 @@ class MilvusRetriever:
     Args:
         uri: address of a cluster, such as ``http://127.0.0.1:19530``, or a path ending in ``.db`` for Milvus Lite.
         collection: name of the collection: letters, digits and underscores.
-        encode: function from n queries to float32 vectors of shape (n, d).
-        encoder: identity of the encoder that ``encode`` works with.
+        encoder: makes the vectors.
         metric: ``ip``, the inner product, or ``cosine``; for both, higher scores are better.
 
     Raises:
         UserError: if Milvus cannot be reached, or if the collection has another schema or another metric.
     """
 
-    def __init__(
-        self,
-        uri: str,
-        collection: str,
-        encode: Callable[[Sequence[str]], np.ndarray],
-        metric: Metric = "ip",
-        encoder: Any = None,
-    ):
-        self.name = "milvus"
+    name = "milvus"
+
+    def __init__(self, uri: str, collection: str, encoder: TextEncoder, metric: Metric = "ip"):
         self.uri = uri
         self.collection = collection
         self.service = "" if uri.endswith(".db") else f"Milvus {uri}, collection {collection!r}"
-        self.encode = encode
+        self.encoder = encoder
         self.metric: Metric = metric
         self.identity = {
             "milvus": str(Path(uri).resolve()) if uri.endswith(".db") else masked(uri),
             "collection": collection,
             "metric": metric,
-            "encoder": encoder,
+            "encoder": encoder.identity,
         }
         self._dimension: int | None = None
         if metric not in ("ip", "cosine"):
             raise self._error(f"unknown metric {metric!r}", "give ip or cosine")
         with self._service_errors("check the address; only one process can open a .db file at a time"):
-            self._client = MilvusClient(uri)
+            self._client = _pymilvus().MilvusClient(uri)
         self._open()
+
+    def index_passages(self, passages: Iterable[Passage], progress: Callable[[int], None] = lambda _: None) -> int:
+        """Encode passages, add them as `index_vectors` does, and return their number.
+
+        Args:
+            progress: called with the number of passages added so far.
+        """
+        stream, total = iter(passages), 0
+        while block := list(islice(stream, _BLOCK)):
+            self.index_vectors(block, self.encoder.encode_passages(block))
+            progress(total := total + len(block))
+        return total
 
     def index_vectors(self, passages: Sequence[Passage], vectors: np.ndarray) -> None:
         """Add passages to the collection; a passage with an existing id is replaced, so the call can be repeated.
@@ -130,7 +144,7 @@ class MilvusRetriever:
             raise self._error("the collection does not exist", "index passages first, or correct its name")
         if not queries:
             return []
-        vectors = self._checked(self.encode(queries), len(queries))
+        vectors = self._checked(self.encoder.encode_queries(queries), len(queries))
         parts = [vectors[i : i + _SEARCH] for i in range(0, len(vectors), _SEARCH)]
         return [passages for part in parts for passages in self._search(part, k)]
 
@@ -163,11 +177,12 @@ class MilvusRetriever:
         self._dimension = int(dimension["vector"])
 
     def _create(self, dimension: int) -> None:
-        schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
-        schema.add_field("key", DataType.VARCHAR, is_primary=True, max_length=64)
-        schema.add_field("passage", DataType.VARCHAR, max_length=_MAX_BYTES)
-        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dimension)
-        index = MilvusClient.prepare_index_params()
+        types = _pymilvus().DataType
+        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("key", types.VARCHAR, is_primary=True, max_length=64)
+        schema.add_field("passage", types.VARCHAR, max_length=_MAX_BYTES)
+        schema.add_field("vector", types.FLOAT_VECTOR, dim=dimension)
+        index = self._client.prepare_index_params()
         # Milvus Lite's automatic index is an HNSW with poor recall for large k; at its size exact search is fast.
         kind = "FLAT" if self.uri.endswith(".db") else "AUTOINDEX"
         index.add_index("vector", index_type=kind, metric_type=self.metric.upper())
@@ -197,7 +212,7 @@ class MilvusRetriever:
         """Turn Milvus's errors, and results that are not passages, into ServiceErrors."""
         try:
             yield
-        except MilvusException as error:
+        except _pymilvus().MilvusException as error:
             problem = " ".join(str(error.message).split())[:300]
             raise ServiceError(self._message(problem or "Milvus failed without a message", remedy)) from error
         except (ValidationError, KeyError, TypeError) as error:
@@ -208,6 +223,34 @@ class MilvusRetriever:
 
     def _message(self, problem: str, remedy: str) -> str:
         return f"Milvus {self.uri}, collection {self.collection!r}: {problem}; {remedy}"
+
+
+@place("milvus:FILE.db/COLLECTION", "Milvus Lite, with the same settings", r"milvus:.*")
+@place(
+    "milvus://HOST:PORT/COLLECTION",
+    "Milvus; milvus+https:// with TLS; settings are ?encoder=MODEL and &metric=cosine",
+    r"milvus(\+\w*)?://.*",
+)
+def _open(text: str) -> MilvusRetriever:
+    address, _, query = text.partition("?")
+    options = {name: value for name, _, value in (pair.partition("=") for pair in query.split("&") if pair)}
+    if unknown := options.keys() - {"encoder", "metric"}:
+        raise refused(text, f"unknown option {min(unknown)!r}", "the options are encoder and metric")
+    local = "://" not in address
+    uri, _, collection = (address.removeprefix("milvus:") if local else http_address(address)).rpartition("/")
+    if not collection or not uri or uri.endswith("/"):
+        raise refused(text, "no collection", "write milvus://HOST:PORT/COLLECTION or milvus:FILE.db/COLLECTION")
+    encoder = Encoder(family(options["encoder"]) if options.get("encoder") else EncoderConfig())
+    metric: Any = options.get("metric", "ip")
+    return MilvusRetriever(uri, collection, encoder, metric)
+
+
+def _pymilvus() -> Any:
+    try:
+        import pymilvus
+    except ImportError as error:
+        raise not_installed(error, "milvus") from error
+    return pymilvus
 
 
 def _row(passage: Passage) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from rag_train.errors import ServiceError, UserError, masked
 from rag_train.http import httpx, open_client, retry_after, send
 from rag_train.retrieval.corpus import encodable
+from rag_train.retrieval.kinds import place
 from rag_train.rows import parse_json
 from rag_train.schema import Passage
 
@@ -200,6 +201,21 @@ class WebRetriever:
         self.problems[problem] += 1
         _log.warning("%s: %s; no passages for %r", self.name, problem, query[:200])
         return []
+
+
+_NAMES = "|".join(PROVIDERS)
+_WITH_KEY = {provider.name: provider.key for provider in PROVIDERS.values() if provider.url and provider.key}
+
+
+@place(
+    "searxng+http://HOST:PORT/search",
+    f"web search at the given address; also {' and '.join(f'{name}+URL' for name in _WITH_KEY)}",
+    rf"({_NAMES})\+https?://.*",
+)
+@place(", ".join(_WITH_KEY), f"web search; the API key is read from {' or '.join(_WITH_KEY.values())}", _NAMES)
+def _open(text: str) -> WebRetriever:
+    name, _, url = text.partition("+")
+    return WebRetriever(name, url or None)
 
 
 def _key_header(provider: Provider) -> dict[str, str]:

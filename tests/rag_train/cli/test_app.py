@@ -81,7 +81,7 @@ def test_index_reports_the_line_of_a_broken_corpus(capsys, world: Path, tmp_path
         (["synth", "deeprga"], "synth deeprga: unknown method 'deeprga'; did you mean deeprag"),
         (["synth", "deeprag"], "synth deeprag: no recipe; give one, such as recipes/deeprag_synth.yaml"),
         (["synth", "deeprag", "recipes/deeprag_synth.yaml"], "no file 'data/hotpotqa/train.jsonl'"),
-        (["index", "README.md", "x", "--kind", "sparse"], "the kinds are bm25, lucene, dense"),
+        (["index", "README.md", "x", "--kind", "sparse"], "the kinds are bm25, dense, lucene"),
         (["index", "README.md", "x", "--search", "nprobe=2"], "add --kind dense"),
         (["serve", "retriever", "tests"], "tests: "),
         (["board", "gone"], "gone: no such directory"),

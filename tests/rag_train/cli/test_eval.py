@@ -18,7 +18,7 @@ from rag_train.eval.matrix.cell import load_matrix
 from rag_train.eval.matrix.estimate import bound
 from rag_train.eval.papers.measured import Measurements
 from rag_train.eval.papers.sources import Request
-from rag_train.retrieval.index.open import build_index
+from rag_train.retrieval.open import build_index
 from rag_train.strategies.base import STRATEGIES, Named
 from rag_train.strategies.baselines.reader import Direct
 from rag_train.worlds.mini.world import World, WorldConfig

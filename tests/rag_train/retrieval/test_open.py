@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from support.servers import Cluster, Handler, elastic_cluster, running, serving
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from rag_train.errors import UserError
-from rag_train.retrieval import specification
+from rag_train.retrieval import kinds
 from rag_train.retrieval.base import Retriever, corpus_sha256, identity, key
 from rag_train.retrieval.cache import CachedRetriever
 from rag_train.retrieval.corpus import encode
@@ -23,9 +25,7 @@ from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.retrieval.index.dense import DenseIndex
 from rag_train.retrieval.index.encoder import EMBEDDED, model_path
 from rag_train.retrieval.index.lucene import LuceneIndex
-from rag_train.retrieval.index.open import build_index, load_index
-from rag_train.retrieval.open import index_corpus, open_retriever
-from rag_train.retrieval.remote.web import PROVIDERS
+from rag_train.retrieval.open import build_index, load_index, open_retriever
 from rag_train.retrieval.rerank import CrossEncoderReranker, RerankedRetriever
 from rag_train.schema import Passage
 from rag_train.serving.retriever import app
@@ -121,21 +121,26 @@ def test_web_searches(monkeypatch: pytest.MonkeyPatch) -> None:
         open_retriever("serper")
     with pytest.raises(UserError, match=r"searxng: no address; write for example searxng\+http://"):
         open_retriever("searxng")
-    assert set(specification.WEB_SEARCHES) == set(PROVIDERS)
 
 
 def test_elasticsearch(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTIC_API_KEY", "secret")
+    corpus = root / "corpus.jsonl"
     with elastic_cluster() as url:
         place = f"{url.replace('http', 'elastic')}/wiki"
         reached: list[int] = []
-        assert index_corpus("bm25", root / "corpus.jsonl", place, reached.append) == 4 == reached[-1]
+        assert build_index("bm25", root / "corpus.jsonl", place, reached.append) == 4 == reached[-1]
         opened = open_retriever(place)
         assert opened.search(QUERIES, 2) == load_index(root / "lucene").search(QUERIES, 2)
         assert corpus_sha256(opened) == "" and Cluster.keys == ["ApiKey secret"]
         assert open_retriever(place.replace("elastic", "elastic+http")).search(QUERIES, 1)
-        with pytest.raises(UserError, match="--kind and the options of dense are for directories"):
-            index_corpus("dense", root / "corpus.jsonl", place, reached.append)
+        for kind, output, options, problem in (
+            ("dense", place, {}, "--kind is for directories"),
+            ("bm25", place, {"encoder": "e5", "language": "english"}, "--encoder is for dense indexes"),
+            ("bm25", "searxng+http://a:1/search", {}, "nothing can be indexed there; give a directory"),
+        ):
+            with pytest.raises(UserError, match=problem):
+                build_index(kind, corpus, output, reached.append, **options)
 
 
 @pytest.mark.slow
@@ -144,7 +149,7 @@ def test_milvus(root: Path) -> None:
     with pytest.raises(UserError, match="the collection does not exist"):
         open_retriever(place).search(QUERIES, 1)
     reached: list[int] = []
-    assert index_corpus("bm25", root / "corpus.jsonl", place, reached.append) == 4 == reached[-1]
+    assert build_index("bm25", root / "corpus.jsonl", place, reached.append) == 4 == reached[-1]
     found, expected = open_retriever(place).search(QUERIES, 3), load_index(root / "dense").search(QUERIES, 3)
     assert [[p.id for p in passages] for passages in found] == [[p.id for p in passages] for passages in expected]
     with pytest.raises(UserError, match="its metric is ip, not cosine"):
@@ -214,6 +219,25 @@ def test_corpus_hash_of_combinations() -> None:
     assert joint("a", "a") == "a" and joint("a", None) == joint("a", "") == ""
     with pytest.raises(UserError, match=r"corpus and corpus search different corpora, in which .*; index the"):
         joint("a", "", "b")
+
+
+def test_a_retriever_is_declared_where_it_is_written(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_PLACES", "_COMBINATIONS"):
+        monkeypatch.setattr(kinds, name, getattr(kinds, name).copy())
+    kinds.place("shelf:NAME", "a shelf", r"shelf:.*")(lambda text: load_index(root / text.partition(":")[2]))
+    kinds.combination("alias", "alias(A, NAME)", "A", most_places=1)(lambda retriever, name: retriever)
+    assert open_retriever("alias(shelf:bm25, x)").search(QUERIES, 2) == load_index(root / "bm25").search(QUERIES, 2)
+    assert {("shelf:NAME", "a shelf"), ("alias(A, NAME)", "A")} < set(kinds.listing())
+    for text in ("borda(a)", "ftp://a", "gone"):
+        with pytest.raises(UserError, match=r"alias\(A, NAME\)|shelf:NAME"):
+            open_retriever(text)
+
+
+def test_the_kinds_are_listed_without_slow_libraries() -> None:
+    slow = {"torch", "transformers", "faiss", "pymilvus", "tantivy", "numba", "bm25s"}
+    code = "import sys; from rag_train.retrieval.kinds import listing; list(listing())"
+    code += f"; print({slow} & {{*sys.modules}})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
 def identified(place: str) -> str:
@@ -321,7 +345,7 @@ def test_indexes_of_different_corpora_are_not_fused(root: Path, variants: Path, 
     ("place", "problem"),
     [
         ("indexes/gone", "no such directory; give an index directory"),
-        ("altavista", "give an index directory, an address or a web search (bing, searxng, serper)"),
+        ("altavista", "give an index directory, or one of bing, serper, elastic://HOST:PORT/INDEX, "),
         ("ftp://host/index", "unknown kind of address"),
         ("searxng+ftp://host/search", "unknown kind of address"),
         ("elastic://host:9200", "no index name; write elastic://HOST:PORT/INDEX"),

@@ -77,7 +77,7 @@ def test_nested_combinations_with_spaces_quotes_and_weights() -> None:
         ("rrf()", "missing argument at character 5"),
         ('rrf("a', "missing quotation mark at character 5"),
         ("rrf(dir (old),b)", "missing comma or closing parenthesis at character 9"),
-        ("borda(a,b)", "unknown combination 'borda'; the combinations are rrf(A, B, ...), weighted(A, B, ...)"),
+        ("borda(a,b)", "unknown combination 'borda'; the combinations are cache(A, FILE), rerank(A, MODEL), "),
         ("cache(a)", "wrong arguments of cache at character 9; write cache(A, FILE)"),
         ("cache(a,b,c)", "wrong arguments of cache"),
         ("cache(2*a,b)", "wrong arguments of cache"),

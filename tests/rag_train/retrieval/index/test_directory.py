@@ -14,7 +14,7 @@ from support.kills import killed
 from rag_train.errors import UserError
 from rag_train.retrieval.index.bm25 import build_bm25
 from rag_train.retrieval.index.lucene import build_lucene
-from rag_train.retrieval.index.open import load_index
+from rag_train.retrieval.open import load_index
 from rag_train.schema import Passage
 
 OLD = [Passage(id=str(i), text=f"old words {i}") for i in range(3)]

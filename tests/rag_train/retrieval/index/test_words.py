@@ -10,8 +10,8 @@ import pytest
 from rag_train.errors import UserError
 from rag_train.retrieval.index.bm25 import BM25Config, BM25Index
 from rag_train.retrieval.index.lucene import LuceneIndex
-from rag_train.retrieval.index.open import build_index, load_index
 from rag_train.retrieval.index.words import Words, split
+from rag_train.retrieval.open import build_index, load_index
 from rag_train.schema import Passage
 
 TEXTS = {

@@ -24,8 +24,19 @@ def vector(text: str, dimension: int = DIMENSION) -> np.ndarray:
     return (rng.normal(size=dimension) * rng.uniform(0.5, 3)).astype(np.float32)
 
 
-def encode(texts: Sequence[str]) -> np.ndarray:
-    return np.stack([vector(text) for text in texts])
+class Vectors:
+    """An encoder whose vectors are random."""
+
+    identity = "random vectors"
+
+    def __init__(self, dimension: int = DIMENSION):
+        self.dimension = dimension
+
+    def encode_queries(self, queries: Sequence[str]) -> np.ndarray:
+        return np.stack([vector(query, self.dimension) for query in queries])
+
+    def encode_passages(self, passages: Sequence[Passage]) -> np.ndarray:
+        return self.encode_queries([passage.text for passage in passages])
 
 
 def passages_named(ids: Sequence[str]) -> list[Passage]:
@@ -33,7 +44,7 @@ def passages_named(ids: Sequence[str]) -> list[Passage]:
 
 
 PASSAGES = passages_named([f"p{i}" for i in range(1500)])
-VECTORS = encode([passage.text for passage in PASSAGES])
+VECTORS = Vectors().encode_passages(PASSAGES)
 QUERIES = ["who", "", "x" * 10_000, "\x00\ud800", "où 東京 🦊", 'a\' or "b" == {c}']
 
 
@@ -44,17 +55,18 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module", params=["ip", "cosine"])
 def indexed(uri: str, request: pytest.FixtureRequest) -> MilvusRetriever:
-    retriever = MilvusRetriever(uri, f"all_{request.param}", encode, request.param)
-    retriever.index_vectors(PASSAGES, VECTORS)
+    retriever = MilvusRetriever(uri, f"all_{request.param}", Vectors(), request.param)
+    assert retriever.index_passages(PASSAGES) == len(PASSAGES)
     return retriever
 
 
 def exact(queries: Sequence[str], metric: str) -> np.ndarray:
     """Return exact scores of shape (queries, passages)."""
-    products = encode(queries) @ VECTORS.T
+    vectors = Vectors().encode_queries(queries)
+    products = vectors @ VECTORS.T
     if metric == "ip":
         return products
-    lengths = np.linalg.norm(encode(queries), axis=1)[:, None] * np.linalg.norm(VECTORS, axis=1)
+    lengths = np.linalg.norm(vectors, axis=1)[:, None] * np.linalg.norm(VECTORS, axis=1)
     return products / lengths
 
 
@@ -81,14 +93,12 @@ def test_rejects_invalid_k(indexed: MilvusRetriever, k: int) -> None:
 
 
 def test_opens_an_existing_collection_and_checks_it(indexed: MilvusRetriever) -> None:
-    again = MilvusRetriever(indexed.uri, indexed.collection, encode, indexed.metric)
+    again = MilvusRetriever(indexed.uri, indexed.collection, Vectors(), indexed.metric)
     assert again.search(QUERIES, 5) == indexed.search(QUERIES, 5)
     other: Metric = "cosine" if indexed.metric == "ip" else "ip"
     with pytest.raises(UserError, match=f"its metric is {indexed.metric}, not {other}; open it with"):
-        MilvusRetriever(indexed.uri, indexed.collection, encode, other)
-    narrow = MilvusRetriever(
-        indexed.uri, indexed.collection, lambda texts: np.ones((len(texts), 8), np.float32), indexed.metric
-    )
+        MilvusRetriever(indexed.uri, indexed.collection, Vectors(), other)
+    narrow = MilvusRetriever(indexed.uri, indexed.collection, Vectors(8), indexed.metric)
     with pytest.raises(UserError, match="its vectors have 16 dimensions, not 8; "):
         narrow.search(["who"], 3)
     with pytest.raises(UserError, match="its vectors have 16 dimensions, not 8; "):
@@ -96,13 +106,13 @@ def test_opens_an_existing_collection_and_checks_it(indexed: MilvusRetriever) ->
 
 
 def test_indexing_again_replaces_passages(uri: str) -> None:
-    retriever = MilvusRetriever(uri, "twice", encode)
+    retriever = MilvusRetriever(uri, "twice", Vectors())
     retriever.index_vectors(PASSAGES[:30], VECTORS[:30])
     before = retriever.search(QUERIES, 100)
     retriever.index_vectors(PASSAGES[:30], VECTORS[:30])
     assert retriever.search(QUERIES, 100) == before and len(before[0]) == 30
     changed = PASSAGES[7].model_copy(update={"text": "other"})
-    retriever.index_vectors([changed], 100 * encode(["who"]))
+    retriever.index_vectors([changed], 100 * Vectors().encode_queries(["who"]))
     (found,) = retriever.search(["who"], 100)
     assert (found[0].id, found[0].text, len(found)) == (changed.id, "other", 30)
 
@@ -123,18 +133,18 @@ def test_ids_can_be_any_text(uri: str) -> None:
         "東京/../🦊",
     ]
     passages = passages_named(ids)
-    vectors = encode(ids)
-    retriever = MilvusRetriever(uri, "ids", encode, "cosine")
+    vectors = Vectors().encode_queries(ids)
+    retriever = MilvusRetriever(uri, "ids", Vectors(), "cosine")
     retriever.index_vectors(passages, vectors)
     assert [found[0].id for found in retriever.search(ids, 1)] == ids
     assert len(retriever.search(["a"], 100)[0]) == len(ids)
 
 
 def test_another_process_can_create_the_collection(uri: str) -> None:
-    reader = MilvusRetriever(uri, "late", encode)
+    reader = MilvusRetriever(uri, "late", Vectors())
     with pytest.raises(UserError, match="the collection does not exist; index passages first"):
         reader.search(["who"], 1)
-    MilvusRetriever(uri, "late", encode).index_vectors(PASSAGES[:3], VECTORS[:3])
+    MilvusRetriever(uri, "late", Vectors()).index_vectors(PASSAGES[:3], VECTORS[:3])
     assert len(reader.search(["who"], 5)[0]) == 3
 
 
@@ -150,7 +160,7 @@ def test_another_process_can_create_the_collection(uri: str) -> None:
 def test_rejects_invalid_input_before_writing(
     uri: str, passages: list[Passage], vectors: np.ndarray, problem: str
 ) -> None:
-    retriever = MilvusRetriever(uri, "refused", encode)
+    retriever = MilvusRetriever(uri, "refused", Vectors())
     with pytest.raises(UserError) as caught:
         retriever.index_vectors(passages, vectors)
     assert problem in str(caught.value) and "refused" in str(caught.value)
@@ -160,7 +170,7 @@ def test_rejects_invalid_input_before_writing(
 def test_rejects_a_foreign_collection(uri: str) -> None:
     MilvusClient(uri).create_collection("foreign", dimension=4)
     with pytest.raises(UserError, match="'foreign': not a collection of rag-train; choose another name"):
-        MilvusRetriever(uri, "foreign", encode)
+        MilvusRetriever(uri, "foreign", Vectors())
 
 
 @pytest.mark.parametrize(
@@ -173,7 +183,7 @@ def test_rejects_a_foreign_collection(uri: str) -> None:
     ],
 )
 def test_reports_bad_settings_in_one_line(tmp_path: Path, settings: dict[str, Any], problem: str) -> None:
-    given = {"uri": str(tmp_path / "lite.db"), "collection": "c", "encode": encode, **settings}
+    given = {"uri": str(tmp_path / "lite.db"), "collection": "c", "encoder": Vectors(), **settings}
     with pytest.raises(UserError) as caught:
         MilvusRetriever(**given)
     message = str(caught.value)
@@ -181,7 +191,7 @@ def test_reports_bad_settings_in_one_line(tmp_path: Path, settings: dict[str, An
 
 
 def test_reports_errors_of_milvus_in_one_line(uri: str) -> None:
-    retriever = MilvusRetriever(uri, "dropped", encode)
+    retriever = MilvusRetriever(uri, "dropped", Vectors())
     retriever.index_vectors(PASSAGES[:1], VECTORS[:1])
     MilvusClient(uri).drop_collection("dropped")
     with pytest.raises(UserError, match=r"'dropped': collection .* does not exist; check the server") as caught:
