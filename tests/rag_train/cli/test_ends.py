@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.chat import chat_server, polite
 from support.commands import call, small_files
 from support.fakes import Says
+from support.models import Chat, model_server, polite
 from support.paths import ROOT
 from support.servers import Handler, serving
 
@@ -174,7 +174,7 @@ def test_a_server_that_hangs_costs_no_more_than_the_patience(
         return polite(messages)
 
     monkeypatch.setenv(VARIABLE, "5")
-    with chat_server(answer=answer) as server:
+    with model_server(Chat(answer)) as server:
         assert call(*evaluation(place), "--engine", "chat", "--url", server.url) == 2
         over.set()
     assert said.format(server.url) in capsys.readouterr().err

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from support.chat import chat_server, polite
 from support.commands import call, small_files
 from support.matrices import numbered
+from support.models import Chat, model_server
 from support.paths import MODEL
 
 from rag_train.eval.matrix.cell import load_matrix
@@ -82,7 +82,7 @@ def test_dry_run_estimates_what_is_missing_and_keeps_nothing(tmp_path: Path, cap
     output = tmp_path / "m"
     command = ["eval", "--model", "gpt", "--index", str(tmp_path / "index"), "--output", str(output)]
     command += ["--questions", str(tmp_path / "q.jsonl"), "--strategy", "rag", "--strategy", "rag,max_retrievals=0"]
-    with chat_server(answer=polite) as server:
+    with model_server(Chat()) as server:
         command += ["--url", server.url, "--engine"]
         priced = [*command, "chat,input_price=2,output_price=10"]
         assert call(*priced, "--dry-run", "--json") == 0
@@ -213,7 +213,7 @@ def test_dry_run_of_reproduce_asks_a_few_questions_of_each_cell(
     work = asked / "work"
     command = ["reproduce", "deeprag", "table1", "--questions", f"popqa={asked / 'q.jsonl'}", "--work", str(work)]
     command += ["--model", "base=gpt", "--index", str(asked / "index")]
-    with chat_server(answer=polite) as server:
+    with model_server(Chat()) as server:
         command += ["--url", server.url, "--engine", "chat,input_price=2,output_price=10", "--dry-run"]
         assert call(*command, "--json") == 0
         cells = json.loads(capsys.readouterr().out)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.chat import polite
 from support.commands import call, small_files
+from support.models import Body, ModelServer, Reply, Script, model_server, said
 from support.paths import MODEL, ROOT
-from support.servers import Handler, serving
 
 from rag_train.llm import replicas
 from rag_train.llm.checkpoint import load_tokenizer
@@ -21,6 +21,8 @@ from rag_train.llm.control import control_tokens
 ROWS = {row["name"]: row for row in map(json.loads, (ROOT / "tests/cases/servers.jsonl").read_text().splitlines())}
 EVERY, ONE = "Is number", "Is number 1,"
 """Texts of requests about all questions, and about one."""
+AZURE = "/deployments/m?api-version=2024-10-21"
+END = {"finish_reason": "stop"}
 WRITTEN = {
     "deeprag": [
         "Follow up: Who?\nLet's search the question in Wikipedia.\nContext: no\n",
@@ -114,85 +116,61 @@ def tokenizer() -> Any:
     return load_tokenizer(str(MODEL))
 
 
-def text_of(body: dict[str, Any]) -> str:
+def text_of(body: Body) -> str:
     """Return the text of a request, whose prompt may be token ids."""
     prompt = body.get("prompt")
     return tokenizer().decode(prompt) if isinstance(prompt, list) else prompt or json.dumps(body)
 
 
-def completion(body: dict[str, Any], strategy: str, choice: dict[str, Any]) -> dict[str, Any]:
-    """Return a completion as a model writes it for a strategy, in the shape of ``choice``."""
+def completion(body: Body, strategy: str, shape: Body) -> Body:
+    """Return a completion as a model writes it for a strategy, in the shape of a choice."""
     prompt = text_of(body)
     written = WRITTEN.get(strategy, [" yes\n", ""])
     text = written["is good" in prompt.rpartition(EVERY)[2]] if EVERY in prompt else " one two three.\n"
-    text = choice["message"]["content"] if "message" in choice else text
+    text = shape["message"]["content"] if "message" in shape else text
     stops = ((text.index(each), each) for each in body.get("stop", ()) if each in text)
     end, stop = min(stops, default=(len(text), None))
-    choice = {"finish_reason": choice["finish_reason"], "text": text[:end]} | (
-        {"matched_stop": stop} if "matched_stop" in choice else {}
-    )
+    choice = {"finish_reason": shape["finish_reason"], "text": text[:end]}
+    choice |= {"matched_stop": stop} if "matched_stop" in shape else {}
     usage = {"prompt_tokens": len(tokenizer()(prompt)["input_ids"]), "completion_tokens": 5}
     return {"choices": [choice], "usage": usage}
 
 
-def found_in(body: Any, queries: int) -> str:
-    """Return the body of a retriever, for as many queries."""
-    text = body if isinstance(body, str) else json.dumps(body)
-    [passages] = json.loads(text)["passages"]
-    return json.dumps({"passages": [passages] * queries})
+def playing(play: Play) -> Script:
+    """Return the script of a server of chats, of completions and of passages that plays a row."""
+    row, fitting = ROWS[play.row], count(1)
 
-
-@dataclass
-class Player:
-    """A server of chat completions, of completions and of passages that plays a row."""
-
-    play: Play
-    asked: list[dict[str, Any]] = field(default_factory=list)
-    paths: set[str] = field(default_factory=set)
-    fitting: int = 0
-
-    def reply(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], Any]:
-        """Answer a request, as status, headers and body."""
-        row, chat = ROWS[self.play.row], "messages" in body
-        if "queries" in body:
-            return 200, {}, found_in(row["body"], len(body["queries"]))
-        self.asked.append(body)
-        self.paths.add(path)
-        shape: dict[str, Any] = {"finish_reason": "stop"}
-        if self._fits(path, body):
-            if chat or row["status"] == 400:
-                return int(row["status"]), row.get("headers", {}), row["body"]
-            shape = row["body"]["choices"][0]
-        if not chat:
-            return 200, {}, completion(body, self.play.command, shape)
-        text = text_of(body)
-        answer = "yes" if EVERY in text else polite(body["messages"])
-        choice = {"message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}
-        return 200, {}, {"choices": [choice], "usage": {"prompt_tokens": len(text), "completion_tokens": 5}}
-
-    def _fits(self, path: str, body: dict[str, Any]) -> bool:
-        if self.play.row == "prompt must be text":
+    def fits(body: Body) -> bool:
+        if play.row == "prompt must be text":
             return isinstance(body["prompt"], list)
-        retriever = ROWS[self.play.row]["api"] == "retriever"
-        limit = body.get("max_tokens", 0)
-        if retriever or self.play.on not in text_of(body) or limit >= self.play.below or "/second/" in path:
+        if row["api"] == "retriever" or play.on not in text_of(body) or body.get("max_tokens", 0) >= play.below:
             return False
-        self.fitting += 1
-        return self.fitting % self.play.every == 0
+        return next(fitting) % play.every == 0
+
+    def script(body: Body) -> Reply | None:
+        if "queries" in body:
+            passages = row["body"] if isinstance(row["body"], dict) else json.loads(row["body"])
+            return 200, {}, {"passages": passages["passages"] * len(body["queries"])}
+        fit, chat = fits(body), "messages" in body
+        if fit and (chat or row["status"] == 400):
+            return int(row["status"]), row.get("headers", {}), row["body"]
+        if not chat:
+            return 200, {}, completion(body, play.command, row["body"]["choices"][0] if fit else END)
+        if EVERY not in text_of(body):
+            return None
+        return 200, {}, said("yes", usage={"prompt_tokens": len(text_of(body)), "completion_tokens": 5})
+
+    return script
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(replicas, "FIRST_WAIT", 0.01)
-    monkeypatch.setattr(replicas, "LONGEST_WAIT", 0.05)
+def place(tmp_path: Path) -> Path:
     return small_files(tmp_path, 3, title="Who")
 
 
-def arguments(play: Play, place: Path, url: str) -> list[str]:
+def arguments(play: Play, place: Path, url: str, *others: str) -> list[str]:
     """Return the command."""
-    ends = {"unloaded model on one replica": ["/first", "/second"]}
-    ends["address with a query"] = ["/deployments/m?api-version=2024-10-21"]
-    urls = [url + end for end in ends.get(play.row, [""])]
+    urls = [url + (AZURE if play.row == "address with a query" else ""), *others]
     own = [f"tokenizer={MODEL}"] if play.engine == "openai" else []
     if play.command != "synth":
         index = url if ROWS[play.row]["api"] == "retriever" else f"{place}/index"
@@ -211,13 +189,13 @@ def refuse(constant: str) -> None:
     raise AssertionError(f"{constant} is no JSON")
 
 
-def check_requests(player: Player, waits: list[float]) -> None:
+def check_requests(play: Play, server: ModelServer, waits: list[float]) -> None:
     """Check what was sent."""
-    play, sent = player.play, player.asked
+    sent = [body for body in server.asked if "queries" not in body]
     if play.row == "a 400 that quotes the prompt":
         assert all("temperature" in body for body in sent)
     if play.row == "address with a query":
-        assert player.paths == {"/deployments/m/chat/completions?api-version=2024-10-21"}
+        assert set(server.paths) == {AZURE.replace("?", "/chat/completions?")}
     if play.row == "no log-probabilities":
         assert not [body for body in sent if EVERY in text_of(body)]
     if play.row == "control tokens in a passage":
@@ -231,27 +209,22 @@ def check_requests(player: Player, waits: list[float]) -> None:
 
 @pytest.mark.parametrize("play", PLAYS, ids=lambda play: f"{play.row}: {play.command}, {play.engine}")
 def test_what_must_come_of_a_row_comes(play: Play, place: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    player, read, waits = Player(play), replicas.retry_after, list[float]()
-
-    class Plays(Handler):
-        def do_GET(self) -> None:
-            self.send(200, json.dumps({"retriever": "r", "max_queries": 100, "data": [{"id": "m"}]}).encode())
-
-        def do_POST(self) -> None:
-            status, headers, body = player.reply(self.path, json.loads(self.body()))
-            self.send(status, (body if isinstance(body, str) else json.dumps(body)).encode(), headers)
+    read, waits = replicas.retry_after, list[float]()
 
     def shortened(response: Any) -> float:
         waits.append(read(response) or 0.0)
         return 0.02 if waits[-1] == 3.5 else waits[-1]
 
     monkeypatch.setattr(replicas, "retry_after", shortened)
-    with serving(Plays) as url:
-        code = call(*arguments(play, place, url))
-    said = capsys.readouterr()
-    assert code == play.code, said.err
-    assert [part for part in play.says if part not in " ".join((said.out + said.err).split())] == [], said
-    check_requests(player, waits)
+    with model_server(playing(play)) as server, model_server() as other:
+        server.models = 200, {}, {"retriever": "r", "max_queries": 100, "data": [{"id": "m"}]}
+        others = [other.url] if play.row == "unloaded model on one replica" else []
+        other.script = playing(replace(play, on="no request has this text"))
+        code = call(*arguments(play, place, server.url, *others))
+    told = capsys.readouterr()
+    assert code == play.code, told.err
+    assert [part for part in play.says if part not in " ".join((told.out + told.err).split())] == [], told
+    check_requests(play, server, waits)
     for path in (*place.glob("out/**/*.json"), *place.glob("out/**/*.jsonl")):
         for text in [path.read_text()] if path.suffix == ".json" else path.read_text().splitlines():
             json.loads(text, parse_constant=refuse)

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from support.chat import chat_server, polite
 from support.commands import call, small_files
+from support.models import Chat, model_server, polite
 from support.paths import ROOT
 
 from rag_train.data_synth.registry import METHODS
@@ -44,7 +44,7 @@ def test_planrag_teacher_runs_through_a_closed_model(tmp_path: Path, monkeypatch
     ]
     command += [f"index={tmp_path}/index", f"output={tmp_path}/teacher.jsonl", "engine.key=TEST_KEY"]
     command += [f"engine.cache={tmp_path}/answers.db", "engine.requests_per_minute=null"]
-    with chat_server(answer=plans, key="secret") as server:
+    with model_server(Chat(plans), key="secret") as server:
         command += [f"engine.urls=[{server.url}]", "engine.tokens_per_minute=null"]
         assert call(*command, "--dry-run") == 0
         estimate = json.loads(capsys.readouterr().out)
@@ -54,7 +54,7 @@ def test_planrag_teacher_runs_through_a_closed_model(tmp_path: Path, monkeypatch
         assert call(*[part for part in command if part != "--json"], "--dry-run") == 0
         table = " ".join(capsys.readouterr().out.split())
         assert "Dry run" in table and "engine calls 200" in table and "Means of 2 items" in table
-        server.asked = server.asked[: 2 + probes]
+        del server.asked[2 + probes :]
         assert call(*command) == 0
         summary = json.loads(capsys.readouterr().out)
         assert summary["records"] == 200 and summary["counts"]["depth 2"] == 200
@@ -72,7 +72,6 @@ def test_planrag_teacher_runs_through_a_closed_model(tmp_path: Path, monkeypatch
 
 
 def test_an_empty_file_is_an_error_with_a_remedy(tmp_path: Path, capsys):
-    """U1: a synthesis that made nothing ended with exit code 0."""
     small_files(tmp_path, 0)
     (tmp_path / "q.jsonl").write_text('{"id": "q", "question": "Who?", "answers": ["no annotated hops"]}\n')
     keys = [f"questions=[{tmp_path}/q.jsonl]", "held_out=[]", f"index={tmp_path}/index"]

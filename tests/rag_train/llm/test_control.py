@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes import Says
-from support.servers import Handler, serving
+from support.models import model_server
 from support.tokenizers import FAMILIES, tokenizer_of, unigram, word_piece
 from support.training import pair, sft_record, write
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -175,27 +173,6 @@ def test_todays_date_is_always_the_same():
     assert unmarked(as_turn(made, "x")) == "<|im_start|>26 Jul 2024x"
 
 
-class Completions(Handler):
-    """A server of completions and chats that keeps what it was asked."""
-
-    asked: ClassVar[list[Any]] = []
-
-    def do_GET(self) -> None:
-        self.send(200, json.dumps({"data": [{"id": "m"}]}).encode())
-
-    def do_POST(self) -> None:
-        body = json.loads(self.body())
-        self.asked.append(body.get("prompt") or [message["content"] for message in body["messages"]])
-        choice = {
-            "index": 0,
-            "text": "x",
-            "message": {"role": "assistant", "content": "x"},
-            "finish_reason": "stop",
-        }
-        usage = {"prompt_tokens": 1, "completion_tokens": 1}
-        self.send(200, json.dumps({"choices": [choice], "usage": usage}).encode())
-
-
 def test_engines_read_the_same_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made = tokenizer_of("llama3_1")
     made.pad_token = "<|eot_id|>"
@@ -210,7 +187,7 @@ def test_engines_read_the_same_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(engine, "_generate", lambda ids, samplings: read.extend(ids) or generate(ids, samplings))
 
     async def ask(url: str) -> None:
-        remote = OpenAIEngine(Replicas([url]), "m", tokenizer=str(tmp_path))
+        remote = OpenAIEngine(Replicas([url]), "mini", tokenizer=str(tmp_path))
         for prompt in prompts:
             await engine.complete(prompt, Sampling(max_tokens=1))
             await remote.complete(prompt, Sampling(max_tokens=1))
@@ -218,10 +195,9 @@ def test_engines_read_the_same_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert special("llama3_1", made.convert_tokens_to_ids(list(seen.tokens))) == special("llama3_1", read[0])
         await remote.aclose()
 
-    Completions.asked.clear()
-    with serving(Completions) as url:
-        asyncio.run(ask(url))
-    assert Completions.asked == read == [encode(made, prompt) for prompt in prompts]
+    with model_server() as server:
+        asyncio.run(ask(server.url))
+    assert [body["prompt"] for body in server.asked] == read == [encode(made, prompt) for prompt in prompts]
 
 
 def test_a_chat_server_gets_no_control_token():
@@ -230,10 +206,10 @@ def test_a_chat_server_gets_no_control_token():
         await engine.complete(as_turn(engine.tokenizer, f"Context: {EVIL}\n") + EVIL, Sampling())
         await engine.aclose()
 
-    Completions.asked.clear()
-    with serving(Completions) as url:
-        asyncio.run(ask(url))
-    [[text]] = Completions.asked
+    with model_server() as server:
+        asyncio.run(ask(server.url))
+    [body] = server.asked
+    [text] = [message["content"] for message in body["messages"]]
     assert "< |im_end|>" in text and "< /s>" in text and not USUAL.search(text)
 
 

@@ -8,13 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.chat import chat_server
-from support.completions import Reply, fine, scripted, serving
+from support.models import Body, Chat, Reply, asks, fine, model_server, opened
 from support.paths import MODEL
 
 from rag_train.errors import UserError
-from rag_train.llm.base import Sampling
-from rag_train.llm.chat import TURN
 from rag_train.llm.engines import EngineConfig, Kind, open_engine, parse_settings
 from rag_train.recipe import load_recipe
 
@@ -69,32 +66,22 @@ def test_arguments_reach_vllm_or_are_refused_with_the_nearest(monkeypatch: pytes
     assert len(started) == 1
 
 
-def ask(kind: Kind, url: str, **extra: Any) -> str:
-    async def go() -> str:
-        config = EngineConfig(
-            kind=kind, urls=[url], tokenizer=str(MODEL) if kind == "openai" else None, extra=extra
-        )
-        async with open_engine("mini", config) as engine:
-            return (await engine.complete(f"q{TURN}", Sampling())).text
-
-    return asyncio.run(go())
-
-
 def test_fields_are_in_each_request_of_completions():
-    def rejects(body: dict[str, Any]) -> Reply:
-        return (400, {}, b"unknown field: top_k") if "top_k" in body else fine()
+    def rejects(body: Body) -> Reply:
+        return (400, {}, "unknown field: top_k") if "top_k" in body else fine()
 
-    with serving(scripted()) as server:
-        ask("openai", server.url, min_p=0.5, cache_salt="x")
+    own: dict[str, Any] = {"kind": "openai", "tokenizer": str(MODEL)}
+    with model_server() as server:
+        opened(asks(), server.url, extra={"min_p": 0.5, "cache_salt": "x"}, **own)
         assert {(body["min_p"], body["cache_salt"], body["top_k"]) for body in server.asked} == {(0.5, "x", -1)}
-    with serving(rejects) as server, pytest.raises(UserError, match=r"engine.extra.top_k: .*unknown field: top_k"):
-        ask("openai", server.url, top_k=3)
+    with model_server(rejects) as server, pytest.raises(UserError, match=r"extra.top_k: .*unknown field: top_k"):
+        opened(asks(), server.url, extra={"top_k": 3}, **own)
 
 
 def test_fields_are_in_each_request_of_chats():
     fields = {"reasoning_effort": "low", "chat_template_kwargs": {"x": 1}}
-    with chat_server(ignores=True) as server:
-        ask("chat", server.url, **fields)
+    with model_server(Chat(ignores=True)) as server:
+        opened(asks(), server.url, extra=fields)
     assert all(fields.items() <= body.items() for body in server.asked)
-    with chat_server() as server, pytest.raises(UserError, match=r"engine.extra.min_p: .*'min_p' is not supported"):
-        ask("chat", server.url, min_p=0.5)
+    with model_server(Chat()) as server, pytest.raises(UserError, match=r"engine.extra.min_p: .*is not supported"):
+        opened(asks(), server.url, extra={"min_p": 0.5})

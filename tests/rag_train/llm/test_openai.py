@@ -12,12 +12,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from support.completions import CompletionServer, Reply, fine, logprobs_of, scripted, serving
+from support.models import CLOSED, Body, ModelServer, Reply, asks, failed, fine, model_server, opened, scripted
 
 from rag_train.errors import PromptTooLong, Refused, UserError
 from rag_train.jobs.retries import ItemState, item_state
@@ -137,12 +139,6 @@ def test_vllm_server_agrees_with_transformers(world: World, model: str, vllm_ser
     asyncio.run(go())
 
 
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "FIRST_WAIT", 0.01)
-    monkeypatch.setattr(replicas, "LONGEST_WAIT", 0.05)
-
-
 def ask(
     model: str,
     *urls: str,
@@ -169,8 +165,11 @@ def ask(
     return asyncio.run(go())
 
 
-def prompts(server: CompletionServer, model: str) -> list[str]:
-    """The prompts that the server has received."""
+DAY = format_datetime(datetime.now(UTC) + timedelta(days=1), usegmt=True)
+
+
+def prompts(server: ModelServer, model: str) -> list[str]:
+    """Return the prompts that the server has received."""
     tokenizer = load_tokenizer(model)
     return [str(tokenizer.decode(body["prompt"])) for body in server.asked]
 
@@ -185,7 +184,7 @@ def test_sends_all_parameters_and_reads_answer_without_vllm_extensions(model: st
     sampling = Sampling(
         max_tokens=7, top_p=0.5, temperature=0.7, seed=3, stop=("\n",), logprobs=2, choice=("a", "b")
     )
-    with serving(scripted(fine(logprobs=logprobs))) as server:
+    with model_server(scripted(fine(logprobs=logprobs))) as server:
         [got] = ask(model, server.url, sampling=sampling, key="MY_KEY")
     assert server.authorization == "Bearer secret"
     assert server.asked == [
@@ -215,63 +214,52 @@ def test_sends_all_parameters_and_reads_answer_without_vllm_extensions(model: st
     assert all(i in [t.token_id for t in step] for i, step in zip(got.token_ids, got.logprobs, strict=True))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "failures",
-    [
-        [(503, {}, b""), (503, {}, b"")],
-        [(429, {"Retry-After": "0"}, b"slow down")],
-        [None, (502, {}, b"<html>"), None],
-        [(500, {}, b'{"error": {"message": "EngineCore encountered an issue."}}')],
-    ],
-)
-def test_retries_transient_failures(model: str, failures):
-    with serving(scripted(*failures)) as server:
+@pytest.mark.parametrize("status", [0, 408, 409, 425, 429, 500, 502, 503, 504, 520, 529])
+def test_what_may_succeed_later_is_tried_again(model: str, status: int):
+    failures = 1 if status == 500 else 2  # 500 may be the answer to an invalid call
+    with model_server(scripted(*[(status, {"Retry-After": "0"}, "<html>")] * failures)) as server:
         [got] = ask(model, server.url)
-    assert got.text == " yes"
-    assert len(server.asked) == len(failures) + 1
+    assert got.text == " yes" and len(server.asked) == failures + 1
 
 
-@pytest.mark.slow
+def logprobs_of(token_ids: list[int] | None = None, **changes: Any) -> Reply:
+    logprobs = {"tokens": ["a", "b"], "token_logprobs": [-0.1, -0.2], "top_logprobs": [{}, {}]} | changes
+    return fine(logprobs=logprobs, token_ids=token_ids, text="yes")
+
+
+INVALID = "the answer is not a completion"
+SCHEMA_ERROR = 400, {}, failed("bad\nschema")
+
+
 @pytest.mark.parametrize(
     ("replies", "kind", "complaint"),
     [
-        ([(200, {}, b'{"choices": [{"te')], EngineError, "the answer is not a completion .Invalid JSON"),
-        ([(200, {}, b'{"choices": [], "usage": {}}')], EngineError, "the answer is not a completion"),
-        ([(200, {}, b"[" * 10**6)], EngineError, "the answer is not a completion"),
-        ([(400, {}, b"[" * 10**6)] * 2, UserError, "request rejected, status 400"),
-        ([(200, {"Content-Encoding": "gzip"}, b"{}")], EngineError, "the response cannot be read"),
-        ([fine(token_ids=[-1])], EngineError, "the answer is not a completion .*greater than or equal to 0"),
-        ([fine(token_ids=[10**12])], EngineError, "the answer is not a completion .*less than"),
-        (
-            [fine(logprobs=logprobs_of(tokens=["", "b"]))],
-            EngineError,
-            "token '' is not in the tokenizer's vocabulary",
-        ),
-        ([fine(logprobs=logprobs_of(token_logprobs=[-0.1]))], EngineError, "log-probabilities differ in length"),
-        ([fine(logprobs=logprobs_of(), token_ids=[1])], EngineError, "1 tokens with 2 log-probabilities"),
-        (
-            [fine(logprobs=logprobs_of(token_logprobs=[0, float("nan")]))],
-            EngineError,
-            r"content.1.logprob: .*number",
-        ),
+        ([(200, {}, '{"choices": [{"te')], EngineError, f"{INVALID} .Invalid JSON"),
+        ([(200, {}, {"choices": [], "usage": {}})], EngineError, INVALID),
+        ([(200, {}, "[" * 10**6)], EngineError, INVALID),
+        ([(400, {}, "[" * 10**6)] * 2, UserError, "request rejected, status 400"),
+        ([(200, {"Content-Encoding": "gzip"}, "{}")], EngineError, "the response cannot be read"),
+        ([fine(token_ids=[-1])], EngineError, f"{INVALID} .*greater than or equal to 0"),
+        ([fine(token_ids=[10**12])], EngineError, f"{INVALID} .*less than"),
+        ([logprobs_of(tokens=["", "b"])], EngineError, "token '' is not in the tokenizer's vocabulary"),
+        ([logprobs_of(token_logprobs=[-0.1])], EngineError, "log-probabilities differ in length"),
+        ([logprobs_of(token_ids=[1])], EngineError, "1 tokens with 2 log-probabilities"),
+        ([logprobs_of(token_logprobs=[0, float("nan")])], EngineError, r"content.1.logprob: .*number"),
         ([fine(finish_reason="abort")], EngineError, r"generation was aborted .abort"),
-        ([(500, {}, b"")] * 2, EngineError, "status 500"),
-        ([(307, {"Location": "/login"}, b"")], EngineError, "status 307"),
-        (
-            [(503, {"Retry-After": "3600"}, b"later")],
-            EngineError,
-            "status 503, later; the server asks to wait 3,600 s",
-        ),
-        ([(401, {}, b'{"error": "no"}')], UserError, "request rejected, status 401.*as engine.key"),
-        ([(400, {}, b'{"error": {"message": "bad\\nschema"}}')] * 2, UserError, "rejected, status 400, bad schema"),
-        ([(400, {}, b'{"error": {"message": "bad\\nschema"}}'), fine()], Refused, "status 400, bad schema"),
-        ([(400, {}, b'{"error": {"message": "maximum context length is 8"}}')], ValueError, "maximum context"),
+        ([(500, {}, "")] * 2, EngineError, "status 500"),
+        ([(307, {"Location": "/login"}, "")], EngineError, "status 307"),
+        ([(503, {"Retry-After": "3600"}, "later")], EngineError, "503, later; the server asks to wait 3,600 s"),
+        ([(429, {"Retry-After": DAY}, failed("daily"))], EngineError, "429, daily; the server asks to wait 86,"),
+        ([(429, {}, failed("quota", code="insufficient_quota"))], UserError, "429, quota"),
+        ([(401, {}, {"error": "no"})], UserError, "request rejected, status 401.*as engine.key"),
+        ([SCHEMA_ERROR] * 2, UserError, "rejected, status 400, bad schema"),
+        ([SCHEMA_ERROR, fine()], Refused, "status 400, bad schema"),
+        ([(400, {}, failed("maximum context length is 8"))], ValueError, "maximum context"),
         ([fine(finish_reason="length")], PromptTooLong, "prompt of 1 tokens and 64 to write exceed the context"),
     ],
 )
 def test_does_not_retry_other_failures(model: str, replies: list[Reply], kind: type[Exception], complaint: str):
-    with serving(scripted(*replies)) as server:
+    with model_server(scripted(*replies)) as server:
         server.cards[0]["max_model_len"] = 3
         [got] = ask(model, server.url)
     assert len(server.asked) == len(replies)
@@ -295,11 +283,12 @@ def test_call_without_answer_fails_at_its_time_limit(model: str):
     end = threading.Event()
     loop = JumpingLoop()
 
-    def hang(body: dict[str, Any]) -> None:
+    def hang(body: Body) -> Reply:
         loop.call_soon_threadsafe(loop.skip, 600)  # the request has arrived: let its time run out
         end.wait(60)
+        return CLOSED
 
-    with serving(hang) as server, asyncio.Runner(loop_factory=lambda: loop) as runner:
+    with model_server(hang) as server, asyncio.Runner(loop_factory=lambda: loop) as runner:
         engine = OpenAIEngine(Replicas([server.url], timeout=600), "mini", tokenizer=model)
         with pytest.raises(EngineError, match="no answer within 600 s"):
             runner.run(engine.complete("prompt", Sampling()))
@@ -308,9 +297,27 @@ def test_call_without_answer_fails_at_its_time_limit(model: str):
     assert len(server.asked) == 1
 
 
+def test_the_wait_that_a_server_asks_for_is_waited(model: str, monkeypatch: pytest.MonkeyPatch):
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        loop.skip(seconds)
+        slept.append(seconds)
+
+    monkeypatch.setattr(replicas.asyncio, "sleep", sleep)
+    monkeypatch.setattr(replicas, "current", lambda: ItemState(retry_for=600.0))
+    with model_server(scripted((429, {"Retry-After": "300"}, "later"))) as server:
+        loop = JumpingLoop()
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            engine = OpenAIEngine(Replicas([server.url]), "mini", tokenizer=model)
+            assert runner.run(engine.complete("prompt", Sampling())).text == " yes"
+            runner.run(engine.aclose())
+    assert 200 < max(slept) <= 375
+
+
 def test_gives_up_if_server_does_not_come_back(model: str):
-    with serving(scripted()) as server:
-        server.script = lambda body: (503, {}, b"closed")
+    with model_server(scripted()) as server:
+        server.script = lambda body: (503, {}, "closed")
         got = ask(model, server.url, calls=20, patience=0.2)
     for error in got:
         assert isinstance(error, EngineError) and "status 503, closed; gave up after 0.2 s" in str(error)
@@ -320,9 +327,10 @@ def test_calls_survive_a_server_restart(model: str):
     """The server stops without answering the calls in progress, and starts again later at the same address."""
     end, arrived = threading.Event(), threading.Semaphore(0)
 
-    def hang(body: dict[str, Any]) -> None:
+    def hang(body: Body) -> Reply:
         arrived.release()
         end.wait(60)
+        return CLOSED
 
     async def go() -> list[Any]:
         engine = OpenAIEngine(Replicas([first.url]), "mini", tokenizer=model)
@@ -335,13 +343,13 @@ def test_calls_survive_a_server_restart(model: str):
         replica = engine._replicas.all[0]
         while not replica.failures:  # until the new calls are refused
             await asyncio.sleep(0.01)
-        with serving(scripted(), port) as second:
+        with model_server(scripted(), port) as second:
             got = await asyncio.gather(*in_progress, *meanwhile)
         assert sorted(prompts(second, model)) == sorted("01230123")
         await engine.aclose()
         return got
 
-    with reserved_port() as port, CompletionServer(hang, port) as first:
+    with reserved_port() as port, ModelServer(hang, port) as first:
         threading.Thread(target=first.serve_forever, args=(0.01,), daemon=True).start()
         assert [completion.text for completion in asyncio.run(go())] == [" yes"] * 8
         end.set()
@@ -351,17 +359,17 @@ def test_other_replica_answers_calls_of_a_failed_replica(model: str):
     """One of two replicas closes its connections: all calls are answered, its calls by the other replica."""
     both = threading.Barrier(8)
 
-    def dies(body: dict[str, Any]) -> None:
-        both.wait(60)
+    def dies(body: Body) -> Reply:
+        if len(victim.asked) <= 4:
+            both.wait(60)
+        return CLOSED
 
-    def lives(body: dict[str, Any]) -> Reply:
+    def lives(body: Body) -> Reply:
         if len(survivor.asked) <= 4:
             both.wait(60)  # each replica has four calls before either answers
         return fine()
 
-    with serving(dies) as victim, serving(lives) as survivor:
-        script = victim.script
-        victim.script = lambda body: script(body) if len(victim.asked) <= 4 else None
+    with model_server(dies) as victim, model_server(lives) as survivor:
         got = ask(model, victim.url, survivor.url, calls=8)
     assert [completion.text for completion in got] == [" yes"] * 8
     assert set(prompts(victim, model)[:4]) == {f"prompt {i}" for i in (0, 2, 4, 6)}
@@ -372,7 +380,7 @@ def test_calls_go_to_the_replica_with_the_fewest_calls(model: str):
     """A replica that does not answer gets as many calls as the other has in flight, and no further calls."""
     end = threading.Event()
 
-    def slow(body: dict[str, Any]) -> Reply:
+    def slow(body: Body) -> Reply:
         end.wait(60)
         return fine()
 
@@ -391,14 +399,14 @@ def test_calls_go_to_the_replica_with_the_fewest_calls(model: str):
         assert len(busy.asked) + len(idle.asked) == 26
         await engine.aclose()
 
-    with serving(slow) as busy, serving(scripted()) as idle:
+    with model_server(slow) as busy, model_server(scripted()) as idle:
         asyncio.run(go())
 
 
 def test_a_questions_calls_stay_on_a_replica_unless_it_falls_behind(model: str):
     end, arrived = threading.Event(), threading.Semaphore(0)
 
-    def slow(body: dict[str, Any]) -> Reply:
+    def slow(body: Body) -> Reply:
         if body["max_tokens"] == 1:
             arrived.release()
             end.wait(60)
@@ -433,7 +441,7 @@ def test_a_questions_calls_stay_on_a_replica_unless_it_falls_behind(model: str):
         assert sum(before) == len(first.asked) + len(second.asked)
         await engine.aclose()
 
-    with serving(slow) as first, serving(slow) as second:
+    with model_server(slow) as first, model_server(slow) as second:
         asyncio.run(go())
 
 
@@ -448,7 +456,7 @@ def test_adapters_are_found_by_the_servers_name_or_directory(model: str, tmp_pat
         finally:
             await engine.aclose()
 
-    with serving(scripted()) as server:
+    with model_server(scripted()) as server:
         server.cards += [{"id": "first", "root": str(one)}, {"id": "stage1", "root": "/elsewhere"}]
         asyncio.run(go(str(one)))
         asyncio.run(go("stage1"))
@@ -458,30 +466,21 @@ def test_adapters_are_found_by_the_servers_name_or_directory(model: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("replies", "text", "line"),
+    ("replies", "text", "can"),
     [
-        (
-            [fine(text="yes", logprobs=logprobs_of()), fine(), fine(text="free")],
-            "free",
-            "decoding yes, log-probabilities yes",
-        ),
+        ([logprobs_of(), fine(), fine(text="free")], "free", "decoding yes, log-probabilities yes"),
         ([fine(text=" no"), fine(), fine(text=" No, it is.")], "no", "decoding no, log-probabilities no"),
         (
-            [(400, {}, b"unknown field"), fine(text=" no"), fine(), fine(text=" **No**.")],
+            [(400, {}, "unknown field"), fine(text=" no"), fine(), fine(text=" **No**.")],
             "no",
             "decoding no, log-probabilities no",
         ),
     ],
 )
-def test_a_server_is_asked_once_what_it_can_do(model: str, capfd, replies: list[Reply], text: str, line: str):
-    async def go() -> str:
-        config = EngineConfig(kind="openai", urls=[server.url], tokenizer=model)
-        async with open_engine("mini", config) as engine:
-            return (await engine.complete("x", Sampling(choice=("yes", "no")))).text
-
-    with serving(scripted(*replies)) as server:
-        assert asyncio.run(go()) == text
-    assert line in " ".join(capfd.readouterr().err.split())
+def test_a_server_is_asked_once_what_it_can_do(model: str, capfd, replies: list[Reply], text: str, can: str):
+    with model_server(scripted(*replies)) as server:
+        got = opened(asks("x", choice=("yes", "no")), server.url, kind="openai", tokenizer=model)
+    assert got.text == text and can in " ".join(capfd.readouterr().err.split())
     assert len(server.asked) == len(replies) and ("structured_outputs" in server.asked[-1]) == (text == "free")
 
 
@@ -501,7 +500,7 @@ def test_start_rejects_unusable_servers(model: str):
 
     with pytest.raises(UserError, match=r"engine.urls: no server given; start a server with `vllm serve MODEL`"):
         start()
-    with reserved_port() as port, serving(scripted()) as server:
+    with reserved_port() as port, model_server(scripted()) as server:
         nowhere = f"http://127.0.0.1:{port}"
         for url in (nowhere, "127.0.0.1:8000", "http://[", ""):
             with pytest.raises(UserError, match=r"does not answer .*; start the server"):

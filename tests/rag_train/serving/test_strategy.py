@@ -22,8 +22,8 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 from support.browser import Browser, chromium
-from support.chat import chat_server
 from support.fakes import opened
+from support.models import Chat, model_server
 from support.servers import running
 
 from rag_train.cli.app import main
@@ -338,7 +338,8 @@ def test_an_outage_of_engine_or_retriever_is_503_and_passes_by_itself(monkeypatc
         return response.status_code, reply["error"]["message"]
 
     monkeypatch.setattr(service, "RETRY_FOR", 0.0)
-    with chat_server() as engine:
+    chat = Chat()
+    with model_server(chat) as engine:
         config = KitConfig(model="m", indexes=[], engine=EngineConfig(kind="chat", urls=[engine.url]))
         with running(app(open_kit(config, {"": retriever}), "rag")) as url:
             assert asked(url, "a") == (200, "Paris")
@@ -346,7 +347,7 @@ def test_an_outage_of_engine_or_retriever_is_503_and_passes_by_itself(monkeypatc
             status, said = asked(url, "b")
             assert status == 503 and said == "retrieval service http://h:1: connection refused; start it"
             retriever.down = False
-            engine.failures = [(503, {}, "restarting")]
+            chat.failures = [(503, {}, "restarting")]
             status, said = asked(url, "b")
             assert status == 503 and "status 503, restarting; gave up after 0 s" in said
             monkeypatch.setattr(service, "RETRY_FOR", 60.0)
