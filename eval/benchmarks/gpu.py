@@ -17,8 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rag_train.errors import UserError
-from rag_train.eval.benchmarks.harness import CONTROLLER, benchmark_parser, exit_on_user_error, random_model, save
-from rag_train.eval.benchmarks.training import in_new_process, shaped, trajectories
+from rag_train.eval.benchmarks.harness import (
+    CONTROLLER,
+    benchmark_parser,
+    exit_on_user_error,
+    in_new_process,
+    random_model,
+    save,
+)
+from rag_train.eval.benchmarks.training import shaped, trajectories
 from rag_train.model_presets import PRESETS
 from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
 

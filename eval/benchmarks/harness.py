@@ -6,12 +6,14 @@ Heavy imports wait until they are needed, so that --help answers at once.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import socket
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -72,6 +74,12 @@ def in_turn(contestants: Mapping[str, Callable[[], T]], repeats: int, *, warm_up
             if number >= warm_up:
                 results[name].append(result)
     return results
+
+
+def in_new_process(run: Callable[..., T], *arguments: Any) -> T:
+    """Call a function in a new process, which imports everything anew."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(run, *arguments).result()
 
 
 def save(output: Path, name: str, result: dict[str, Any], table: Table) -> None:

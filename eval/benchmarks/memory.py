@@ -8,16 +8,22 @@ Linux, on the CPU. Writes memory.json and memory.md.
 
 from __future__ import annotations
 
+import gc
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rag_train.eval.benchmarks.harness import CONTROLLER, benchmark_parser, random_model, save
+from rag_train.eval.benchmarks.harness import (
+    CONTROLLER,
+    benchmark_parser,
+    in_new_process,
+    process_memory,
+    random_model,
+    save,
+)
 from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
 
 EXAMPLES = 16
@@ -44,24 +50,11 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """Sizes of the model and keys of the recipe, by the name of the shape."""
 
-MEASURE = """
-import gc
-import sys
-from rag_train.eval.benchmarks.harness import process_memory
-from rag_train.recipe import load_recipe
-from rag_train.training.recipe import TrainRecipe
-from rag_train.training.run import train
-small, large = (load_recipe(TrainRecipe, path) for path in sys.argv[1:])
-train(small)  # imports all libraries
-gc.collect()  # trainers are in reference cycles
-before = process_memory("VmRSS")
-train(large)
-print(process_memory("VmHWM") - before)
-"""
-
 
 def main() -> None:
     options = benchmark_parser(__doc__).parse_args()
+    # For the processes that train: freed memory returns to the system.
+    os.environ |= {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
 
     from rag_train.eval.benchmarks.training import shaped, trajectories
     from rag_train.jobs.files import write_records
@@ -95,7 +88,6 @@ def main() -> None:
 
 def compared(model: Path, keys: Mapping[str, Any], data: Mapping[str, Path], folder: Path) -> dict[str, float]:
     """Return the estimate and the measured peak of a training of ``model``, in bytes."""
-    from rag_train.recipe import save_recipe
     from rag_train.training.load import load_data
     from rag_train.training.memory import RUNTIME
     from rag_train.training.plan import plan
@@ -107,19 +99,20 @@ def compared(model: Path, keys: Mapping[str, Any], data: Mapping[str, Path], fol
     first = folder / "first.jsonl"
     first.write_text(data[stage].read_text(encoding="utf-8").partition("\n")[0] + "\n", encoding="utf-8")
     small = replace(large, data=first, output_dir=str(folder / "small"))
-    for name, recipe in (("small", small), ("large", large)):
-        save_recipe(recipe, folder / f"{name}.yaml")
     _, rows, report = load_data(large)
     estimate = plan(large, rows, report).memory.total - RUNTIME
-    return {"estimate": estimate, "measured": measured(folder / "small.yaml", folder / "large.yaml")}
+    return {"estimate": estimate, "measured": in_new_process(peak_above, small, large)}
 
 
-def measured(small: Path, large: Path) -> int:
-    """Return the peak memory of the run ``large`` above the memory after the run ``small``, in a new process."""
-    settings = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}  # freed memory returns to the system
-    command = [sys.executable, "-c", MEASURE, str(small), str(large)]
-    done = subprocess.run(command, env=os.environ | settings, check=True, stdout=subprocess.PIPE, text=True)
-    return int(done.stdout)
+def peak_above(small: TrainRecipe, large: TrainRecipe) -> int:
+    """Return the peak memory of the training ``large`` above the memory after the training ``small``."""
+    from rag_train.training.run import train
+
+    train(small)  # imports all libraries
+    gc.collect()  # trainers are in reference cycles
+    before = process_memory("VmRSS")
+    train(large)
+    return process_memory("VmHWM") - before
 
 
 if __name__ == "__main__":

@@ -16,18 +16,17 @@ import argparse
 import asyncio
 import itertools
 import math
-import multiprocessing
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from rag_train.eval.benchmarks.harness import (
     CONTROLLER,
     benchmark_parser,
+    in_new_process,
     in_turn,
     mini_world,
     process_memory,
@@ -39,7 +38,6 @@ from rag_train.formats import deeprag
 from rag_train.schema import Decision, Passage, PreferencePair, SFTRecord, Step
 from rag_train.training.recipe import DPORecipe, SFTRecipe, TrainRecipe
 
-T = TypeVar("T")
 NODES, PASSAGES, WORDS = 4, 5, 100
 """Shape of the papers' trajectories: nodes, passages per node, words per passage."""
 ROW = 2048
@@ -203,12 +201,6 @@ def _step(subquery: str, answer: str, corpus: Sequence[Passage], passages: int, 
     decision = rng.choice(list(Decision))
     found = rng.sample(corpus, passages) if decision is Decision.RETRIEVE else []
     return Step(subquery=subquery, decision=decision, passages=found, answer=answer)
-
-
-def in_new_process(run: Callable[..., T], *arguments: Any) -> T:
-    """Run a contestant in a new process."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(run, *arguments).result()
 
 
 def measure(examples: TrainingSet, contestant: str, folder: Path) -> dict[str, float]:
