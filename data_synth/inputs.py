@@ -16,6 +16,7 @@ from rag_train.llm.engines import EngineConfig
 from rag_train.llm.engines import identity as engine_identity
 from rag_train.provenance import weights_sha256
 from rag_train.questions.load import StoredQuestions, at_most, each_question
+from rag_train.strategies.kit import KitConfig
 
 
 def read_questions(
@@ -106,6 +107,12 @@ def on_any_server(model: str, engine: EngineConfig) -> dict[str, Any]:
     known = engine_identity(model, engine)
     settings = {name: value for name, value in known["engine"].items() if name != "urls"}
     return {"model_identity": known["model"], "engine": settings}
+
+
+def identity_of_roles(models: KitConfig) -> dict[str, Any]:
+    """Return what a recipe's output depends on of the models by role, for `Method.settings`."""
+    roles = sorted(models.roles.items())
+    return {"roles": {role: on_any_server(model.place, model.engine) for role, model in roles}}
 
 
 def _without_secrets(value: Any) -> Any:

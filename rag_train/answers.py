@@ -133,6 +133,16 @@ def contains(prediction: str | None, answers: Sequence[str], rules: Rules = HOTP
     return any(gold and f" {gold} " in padded for gold in map(rules.normalize, answers))
 
 
+def either_contains(prediction: str | None, answers: Sequence[str], rules: Rules = HOTPOTQA) -> bool:
+    """Whether the prediction contains an answer or, by rules that compare words, an answer contains the prediction.
+
+    This is how DeepRAG's release accepts the trajectories of Stage I; there, also parts of words count.
+    """
+    if contains(prediction, answers, rules) or prediction is None or rules.refusal or rules.pattern or rules.choice:
+        return contains(prediction, answers, rules)
+    return any(contains(gold, [prediction], rules) for gold in answers)
+
+
 def accurate(prediction: str | None, answers: Sequence[str], rules: Rules = HOTPOTQA) -> bool:
     """Whether a prediction contains an answer, by ``rules``; one that says both yes and no answers neither."""
     if prediction is not None and rules.substring:

@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.real, pytest.mar
 
 T = TypeVar("T")
 
-PROMPT = task_prompt("Where was the maker of film 3 born?", None)
+PROMPT = task_prompt("Where was the maker of film 3 born?")
 MOST_CALLS = 3
 """Budget of a question, because a call takes long on a CPU."""
 

@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self
 
 from rag_train.data_synth.deeprag.cold_start import ColdStart, ColdStartConfig
 from rag_train.data_synth.deeprag.examples import PairVariant, chain_record, preference_pairs, sft_record
 from rag_train.data_synth.deeprag.search import SearchConfig, SearchResult, TreeSearch, nodes
-from rag_train.data_synth.inputs import read_questions
+from rag_train.data_synth.inputs import identity_of_roles, read_questions
 from rag_train.data_synth.method import Method, QuestionsRecipe, method
-from rag_train.formats.prompting import as_turn, task_prompt
+from rag_train.formats.prompting import task_prompt
 from rag_train.jobs.items import Outcome, Rejected, cost
 from rag_train.llm.base import LLM
-from rag_train.llm.engines import EngineConfig, open_engine
+from rag_train.llm.engines import EngineConfig
 from rag_train.recipe import Count
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.retrieval.open import open_retriever
 from rag_train.schema import LLMCall, Question, Record, SFTRecord
+from rag_train.strategies.kit import KitConfig, open_models, parse_roles
+
+WRITER = "writer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,10 @@ class DeepRAGRecipe(QuestionsRecipe):
     model: str
     """Model that explores the tree: the base model (or the model after the cold start) for sft, the Stage I model
     for pairs."""
+    roles: list[str] = field(default_factory=list)
+    """[writer=PLACE]: another model that writes the subqueries and reads the passages, with settings of its engine
+    as --role of `rag-train eval` has them. The release has one of 72B for Stage I. The stages cold_start and pairs
+    are the model's own."""
     earlier: list[Count] = field(default_factory=list)
     """Samples of the stages before, drawn from the same files with the same seed: their questions are left out.
     [4000] for pairs after sft with sample 4000."""
@@ -48,6 +55,14 @@ class DeepRAGRecipe(QuestionsRecipe):
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Engine that serves the model."""
 
+    @property
+    def models(self) -> KitConfig:
+        """The model, and the writer where the stage has one."""
+        roles = parse_roles("roles:", self.roles, (WRITER,), self.engine)
+        if self.stage in ("cold_start", "pairs"):
+            roles = {}
+        return KitConfig(model=self.model, indexes=[self.index], engine=self.engine, roles=roles)
+
 
 @method("deeprag")
 class DeepRAGData(Method[DeepRAGRecipe, Question]):
@@ -59,11 +74,18 @@ class DeepRAGData(Method[DeepRAGRecipe, Question]):
         "set search.guided=true, or fine-tune the model on cold-start examples first (stage=cold_start)"
     )
 
-    def __init__(self, recipe: DeepRAGRecipe, questions: Sequence[Question], llm: LLM, retriever: AsyncRetriever):
+    def __init__(
+        self,
+        recipe: DeepRAGRecipe,
+        questions: Sequence[Question],
+        llm: LLM,
+        retriever: AsyncRetriever,
+        writer: LLM | None = None,
+    ):
         super().__init__(recipe, questions, retriever.identity)
-        self._llm = llm
         self.retriever = retriever
-        self._searcher = TreeSearch(llm, retriever, recipe.search)
+        fallback = recipe.search.gold_fallback and recipe.stage != "pairs"
+        self._searcher = TreeSearch(llm, retriever, replace(recipe.search, gold_fallback=fallback), writer)
         passages = recipe.search.passages
         self._cold_start = ColdStart(llm, retriever, recipe.cold_start, questions, passages, recipe.seed)
 
@@ -72,8 +94,11 @@ class DeepRAGData(Method[DeepRAGRecipe, Question]):
     async def opened(cls, recipe: DeepRAGRecipe) -> AsyncIterator[Self]:
         questions = read_questions(recipe.questions, recipe.sample, recipe.seed, recipe.earlier)
         retriever = AsyncRetriever(open_retriever(recipe.index))
-        async with open_engine(recipe.model, recipe.engine) as llm:
-            yield cls(recipe, questions, llm, retriever)
+        async with open_models(recipe.models) as (llm, roles):
+            yield cls(recipe, questions, llm, retriever, roles.get(WRITER))
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | identity_of_roles(self.recipe.models)
 
     @property
     def label(self) -> str:
@@ -82,12 +107,15 @@ class DeepRAGData(Method[DeepRAGRecipe, Question]):
     async def outcome(self, question: Question, /) -> Outcome:
         """Search the question's tree, or make its cold-start examples."""
         recipe = self.recipe
-        prompt = task_prompt(question.question, "deeprag" if recipe.instructions else None)
+        own = ["deeprag"] if recipe.instructions else []
+        prompt = task_prompt(question.question, *own)
         if recipe.stage == "cold_start":
             return _cold_start_outcome(question, *await self._cold_start.examples(question, prompt))
         whole_tree = recipe.stage == "pairs" and recipe.pairs != "optimal"
         search = self._searcher.explore if whole_tree else self._searcher.search
-        result = await search(question, as_turn(self._llm.tokenizer, prompt))
+        if own and recipe.stage != "pairs":  # as in the release, whose records have the instruction alone
+            own = [*own, "deeprag_examples"]
+        result = await search(question, task_prompt(question.question, *own))
         if recipe.stage == "pairs":
             records = preference_pairs(question, prompt, result, recipe.pairs)
         elif recipe.stage == "sft":

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
-from rag_train.data_synth.inputs import on_any_server, read_questions
+from rag_train.data_synth.inputs import identity_of_roles, read_questions
 from rag_train.data_synth.method import Method, QuestionsRecipe
 from rag_train.llm.engines import EngineConfig
 from rag_train.recipe import Count
@@ -106,6 +106,4 @@ class ModuleMethod(Method[R, Question]):
 
     def settings(self) -> dict[str, Any]:
         config = self.kit(self.recipe)
-        roles = {} if config is None else dict(sorted(config.roles.items()))
-        of_roles = {role: on_any_server(model.place, model.engine) for role, model in roles.items()}
-        return super().settings() | {"roles": of_roles}
+        return super().settings() | ({"roles": {}} if config is None else identity_of_roles(config))

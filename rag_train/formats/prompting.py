@@ -58,13 +58,12 @@ def _turns(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]
     return re.sub(f"{MARK}(\\d+);", lambda match: hidden[int(match[1])], trusted(tokenizer, closed(text)))
 
 
-def task_prompt(question: str, task: str | None) -> str:
-    """Return instruction and question, as stored in the records, independent of the model's chat template.
+def task_prompt(question: str, *tasks: str) -> str:
+    """Return instructions and question, as stored in the records, independent of the model's chat template.
 
-    ``task`` is the name of the instruction; None for models that were trained without one, such as the mini model.
+    ``tasks`` are the names of the instructions; none for models that were trained without, such as the mini model.
     """
-    head = f"{instruction(task)}\n\n" if task else ""
-    return head + question_prompt(question)
+    return "\n\n".join([*map(instruction, tasks), question_prompt(question)])
 
 
 def few_shot_prompt(tokenizer: PreTrainedTokenizerBase, examples: Sequence[tuple[str, str]], question: str) -> str:

@@ -55,6 +55,8 @@ class DeepRAG(Strategy):
     """Maximum number of tokens of an engine call."""
     guided: bool = False
     """Restrict decoding to the format, for models that were not trained on it."""
+    examples: bool = False
+    """Show worked examples after the instruction, for models that were not trained on the format."""
     threshold: float = OWN_DECISIONS
     """adaptive: search if the probability of that decision is at least this value. 0.5 follows the controller's own
     decisions; a lower value searches more often, because a wrong parametric answer is worse than a needless
@@ -79,7 +81,8 @@ class DeepRAG(Strategy):
         return run.done(await self._adaptive(run, self._controller(run), text, found))
 
     def _controller(self, run: Run) -> Controller:
-        prompt = task_prompt(run.question.question, "deeprag" if self.kit.instructions else None)
+        own = ("deeprag", "deeprag_examples") if self.examples else ("deeprag",)
+        prompt = task_prompt(run.question.question, *(own if self.kit.instructions else ()))
         return Controller(run.log(), as_turn(self.kit.llm.tokenizer, prompt), self.max_tokens, self.guided)
 
     async def _adaptive(

@@ -146,7 +146,7 @@ class TreeModel:
     """
 
     name = "tree"
-    tokenizer = None
+    tokenizer = PLAIN
     abilities = Abilities()
 
     def __init__(self, seed: int, depth: int = 4):

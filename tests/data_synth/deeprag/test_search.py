@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes import OnePassage, Says, TreeModel
 
+from rag_train.answers import RULES, either_contains
 from rag_train.data_synth.deeprag.search import SearchConfig, SearchResult, TreeSearch, leaves, nodes
 from rag_train.errors import PromptTooLong, Refused
 from rag_train.formats import deeprag
 from rag_train.llm.base import Completion, EngineError, Sampling, Usage
 from rag_train.retrieval.batching import AsyncRetriever
-from rag_train.schema import GoldStep, Question
+from rag_train.schema import GoldStep, Passage, Question
 from rag_train.strategies.deeprag import DeepRAG
 
 QUESTION = Question(id="q", question="Which?", answers=["right"])
@@ -112,6 +113,49 @@ def test_an_answer_is_correct_by_the_rules_of_the_questions_dataset(
     for metadata, found in (({"scoring": scoring}, True), ({}, False)):
         question = QUESTION.model_copy(update={"answers": answers, "metadata": metadata})
         assert (search(says, config, question=question).best is not None) == found
+
+
+def test_either_text_may_contain_the_other_but_nothing_is_no_answer():
+    rome = ["Rome, Italy"]
+    assert either_contains("Rome", rome) and either_contains("in Rome, Italy, then", rome)
+    assert not either_contains("Rom", rome) and not either_contains("...", rome) and not either_contains(None, rome)
+    assert not either_contains("9", [r"19\d\d"], RULES["curatedtrec"])
+
+
+@given(st.integers(0, 10_000), st.integers(0, 3))
+@settings(max_examples=20)
+def test_no_trajectory_has_more_retrievals_than_the_limit(seed: int, limit: int):
+    whole = search(TreeModel(seed), SearchConfig(max_retrievals=limit), whole=True)
+    assert max(node.retrievals for node in nodes(whole.root)) <= limit
+
+
+def test_a_writer_asks_and_reads_and_the_model_remembers_and_answers():
+    def writes(prompt: str) -> str:
+        if prompt.endswith(deeprag.INTERMEDIATE):
+            return "writer"
+        return f"{deeprag.FINAL} writer" if deeprag.INTERMEDIATE in prompt else f"{deeprag.FOLLOW_UP} who?"
+
+    searcher = TreeSearch(Says("model"), AsyncRetriever(OnePassage()), SearchConfig(), Says(writes))
+    question = QUESTION.model_copy(update={"answers": ["model"]})
+    root = asyncio.run(searcher.explore(question, PROMPT)).root
+    assert [step.answer for child in root.children for step in child.steps] == ["model", "writer"]
+    assert [leaf.answer for leaf in leaves(root)] == ["model", "model"]
+
+
+def test_the_second_search_reads_the_gold_passages_and_tries_both_decisions():
+    def says(prompt: str) -> str:
+        if prompt.endswith(deeprag.INTERMEDIATE):
+            return "Gold" if "gold text" in prompt else "no"
+        steps = deeprag.parse(prompt.partition("\n")[2]).steps
+        return f"{deeprag.FINAL} {steps[-1].answer}" if steps else f"{deeprag.FOLLOW_UP} who?"
+
+    passages = [Passage(id="g", title="G", text="gold text")]
+    question = QUESTION.model_copy(update={"answers": ["Gold"], "gold_passages": passages})
+    for fallback in (False, True):
+        result = search(Says(says), SearchConfig(gold_fallback=fallback), question=question)
+        assert (result.best is not None) == fallback == (result.source == "gold_fallback")
+    assert [child.retrievals for child in result.root.children] == [0, 1]
+    assert result.best is not None and result.best.steps[0].passages == passages
 
 
 def test_keeps_lines_that_fit_no_format():
