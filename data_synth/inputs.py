@@ -81,11 +81,8 @@ def check_unique_ids(items: Sequence[Any]) -> None:
 def identifying_settings(recipe: Any, retriever: Any, *makers: Any) -> dict[str, Any]:
     """Return all that a recipe's output depends on besides its questions, for the sidecar.
 
-    Args:
-        retriever: identity of the opened retriever.
-        makers: functions and classes that make the records, whose code and prompts count.
-
-    Raises UserError if a file of held-out questions cannot be read.
+    ``retriever`` is the identity of the opened retriever. ``makers`` are the functions and classes that make the
+    records, whose code and prompts count. Raises UserError if a file of held-out questions cannot be read.
     """
     settings = _without_secrets(asdict(recipe))
     settings |= {"retriever": retriever, "code": code(*makers)}

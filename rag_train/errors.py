@@ -1,7 +1,13 @@
 """The exceptions for mistakes that the user can correct, and for failures of services."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 _SECRET = "key|token|secret|password|passwd|auth|sig|signature"
 """How the name of an address's parameter ends whose value is secret."""
@@ -53,6 +59,12 @@ class PromptTooLong(Refused):
 
 class OneProcessError(UserError):
     """An error of a single process of a distributed launch, which no other process reports."""
+
+
+def problem_in(error: ValidationError) -> str:
+    """Return the first problem of a record that is not as expected, with the name of its field."""
+    first = error.errors()[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
 def install_command(extra: str = "") -> str:

@@ -16,8 +16,6 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
-
 from rag_train.errors import not_installed
 from rag_train.jobs.retries import longest
 
@@ -170,12 +168,6 @@ def json_of(content: bytes) -> Any:
     if not _SURROGATE.search(content):
         return value
     return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
-
-
-def problem_in(error: ValidationError) -> str:
-    """Return the first problem of a message that is not as expected, with the name of its field."""
-    first = error.errors()[0]
-    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
 def retry_after(response: httpx.Response) -> float | None:

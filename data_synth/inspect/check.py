@@ -48,12 +48,9 @@ class Report:
 def check(path: Path, tokenizer: str | None = None, against: Path | None = None) -> Report:
     """Check the file of records ``path``, and what its examples from annotations teach (see `knowable.unknown`).
 
-    Args:
-        path: the file.
-        tokenizer: directory or hub name of a tokenizer, to measure lengths in tokens.
-        against: question file kept for evaluation; records that leak its questions are reported.
-
-    Raises UserError if ``path`` is not a file of records, or if another input cannot be read.
+    With a tokenizer, a directory or a hub name, lengths are measured in tokens. Records that leak a question of the
+    file ``against`` are reported. Raises UserError if ``path`` is not a file of records, or if another input cannot
+    be read.
     """
     file = read_record_file(path)
     held_out = HeldOutQuestions(load_questions(against, unanswerable="abstain")) if against else None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from rag_train.errors import UserError
+from rag_train.errors import UserError, problem_in
 from rag_train.jobs.items import Rejected
 from rag_train.questions.formats import FORMATS
 from rag_train.questions.load import load_questions
@@ -59,9 +59,7 @@ def read_record_file(path: Path) -> RecordFile:
             else:
                 records[number] = record_type.model_validate_json(line)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"]))
-            invalid.append(InvalidLine(number, f"{field}: {first['msg']}" if field else first["msg"]))
+            invalid.append(InvalidLine(number, problem_in(error)))
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             invalid.append(InvalidLine(number, str(error)))
     return RecordFile(path, record_type, records, invalid)

@@ -133,13 +133,9 @@ LESSONS_CLAIMS = {
 
 
 def verdict(lo: float, hi: float, seeds: Sequence[float], margin: float = 0.0) -> Verdict:
-    """Decide a claim about one world.
+    """Decide a claim about one world by the 95% interval of the difference, and by the difference in each seed.
 
-    Args:
-        lo: lower end of the 95% interval of the difference over all seeds' questions.
-        hi: upper end of that interval.
-        seeds: difference in each seed.
-        margin: loss that still counts as "no worse".
+    ``margin`` is the loss that still counts as "no worse".
     """
     if lo > -margin and min(seeds) > -margin:
         return "holds"
@@ -148,14 +144,9 @@ def verdict(lo: float, hi: float, seeds: Sequence[float], margin: float = 0.0) -
 
 def verdicts(seeds: Mapping[str, Sequence[float]]) -> dict[str, Verdict]:
     """Decide claims of the mini world, given the difference in each of at least two seeds."""
-    least = [-MINI_WORLD_CLAIMS[text].margin for text in seeds]
-    above = holm(
-        [p_above(values, bound) for values, bound in zip(seeds.values(), least, strict=True)],
-        len(MINI_WORLD_CLAIMS),
-    )
-    below = holm(
-        [p_below(values, bound) for values, bound in zip(seeds.values(), least, strict=True)],
-        len(MINI_WORLD_CLAIMS),
+    bounds = [(values, -MINI_WORLD_CLAIMS[text].margin) for text, values in seeds.items()]
+    above, below = (
+        holm([p(values, bound) for values, bound in bounds], len(MINI_WORLD_CLAIMS)) for p in (p_above, p_below)
     )
     return {
         text: "holds" if p <= LEVEL else "fails" if contrary <= LEVEL else "cannot be told apart"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, FiniteFloat, NonNegativeFloat, ValidationError, model_validator
 
-from rag_train.errors import UserError
+from rag_train.errors import UserError, problem_in
 from rag_train.eval.demo.claims import Claim
 from rag_train.eval.metrics.summary import RunSummary
 from rag_train.jobs.files import write_text
@@ -90,7 +90,4 @@ def load_results(path: Path) -> ReportData:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give the demo.json that `rag-train demo` wrote") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        problem = f"field {field!r}: {first['msg']}" if field else first["msg"]
-        raise UserError(f"{path}: {problem}; run `rag-train demo` again") from error
+        raise UserError(f"{path}: {problem_in(error)}; run `rag-train demo` again") from error

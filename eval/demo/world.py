@@ -137,10 +137,12 @@ def _open_atlas(settings: AtlasRecipe, recipe: DemoRecipe, seed: int, work: Path
         cold_start, stage1, stage2 = recipe.stages
         train = one_answer(questions(atlas, "train", seed))
         homes = {entity.name: home(atlas, entity).id for entity in atlas.entities.values()}
-        cold, first, second = ([q for q in train if part(q, homes) == number] for number in range(len(PARTS)))
-        training["cold_start"] = as_mixed(cold, train, cold_start.questions)
-        training["stage1"] = chains(first)[: stage1.questions]
-        training["stage2"] = chains(second)[: stage2.questions]
+        parts = [[q for q in train if part(q, homes) == number] for number in range(len(PARTS))]
+        training["cold_start"] = as_mixed(parts[0], train, cold_start.questions)
+        # Comparisons have two answers to guess from. A search keeps every trajectory that ends in the right answer,
+        # so that many of theirs would be wrong on the way.
+        first, second = ([q for q in own if q.type == "chain"] for own in parts[1:])
+        training |= {"stage1": first[: stage1.questions], "stage2": second[: stage2.questions]}
 
     async def known(llm: LLM, about: Sequence[Question], output: Path) -> Mapping[str, bool | None]:
         measured = await measure(atlas, facts_of(atlas, about), llm, output)
@@ -179,15 +181,6 @@ def training_questions(world: World, recipe: DemoRecipe) -> dict[str, list[Quest
 def multi_hop(questions: Iterable[Question]) -> list[Question]:
     """Return the questions that take more than one hop."""
     return [question for question in questions if (question.hops or 0) > 1]
-
-
-def chains(questions: Iterable[Question]) -> list[Question]:
-    """Return the chains of several hops, whose answers cannot be guessed.
-
-    A search keeps every trajectory that ends in the right answer. Comparisons have two answers to guess from: many
-    of their kept trajectories are wrong on the way.
-    """
-    return [question for question in multi_hop(questions) if question.type == "chain"]
 
 
 def part(question: Question, homes: Mapping[str, str]) -> int | None:

@@ -27,13 +27,10 @@ class Answers:
     """
 
     def __init__(self, folder: Path, strategy: str, settings: Mapping[str, Any]):
-        """Open the stored answers.
+        """Open the stored answers below ``folder``.
 
-        Args:
-            folder: parent folder of the answers of all strategies and settings.
-            strategy: name with settings, as `rag_train.strategies.registry.parse_strategy` reads it.
-            settings: everything else that the answers depend on, such as model and index; JSON values. If there is
-                ``questions``, the name of the question set, the progress bar shows it.
+        ``settings`` is all that the answers depend on besides the strategy, such as model and index; JSON values.
+        The progress bar shows ``settings["questions"]``, the name of the question set, if it is there.
         """
         self.strategy = strategy
         self.settings = {**settings, "strategy": strategy, "code": code(parse_strategy(strategy)[0])}

@@ -44,16 +44,10 @@ class Comparison(Record):
 
 
 def compare_cells(directory: Path, first: str | None = None, second: str | None = None) -> list[Comparison]:
-    """Compare two cells, or one cell with all others on the same questions.
+    """Compare the cell with the id ``first``, by default the matrix's first, with ``second``.
 
-    Args:
-        directory: directory of the matrix.
-        first: id of a cell; the matrix's first cell if not given.
-        second: id of the cell to compare with ``first``; all cells with the same questions if not given.
-
-    Raises:
-        UserError: if a cell does not exist, no other cell has the same questions, or the questions of the two cells
-            differ.
+    Without ``second``, it is compared with all cells that have the same questions. Raises UserError if a cell does
+    not exist, no other cell has the same questions, or the questions of the two cells differ.
     """
     cells = {cell.id: cell for cell in load_matrix(directory).cells}
     for id in (first, second):

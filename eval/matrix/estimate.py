@@ -9,12 +9,12 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rag_train.eval.matrix.answers import Answers
 from rag_train.eval.matrix.cell import CellName
-from rag_train.eval.matrix.run import for_model, open_kits, stores
+from rag_train.eval.matrix.run import open_kits, stores
 from rag_train.jobs.items import cost
 from rag_train.questions.load import at_most
 from rag_train.retrieval.base import Retriever
@@ -88,7 +88,7 @@ async def estimate_matrix(
     """
     found: list[CellEstimate] = []
     for model, place in models.items():
-        model_config = for_model(config, place)
+        model_config = replace(config, model=place).located()
         kept = stores(model_config, strategies, retrievers, output)
         lacking = {
             CellName(model, s, d, r, seed): missing

@@ -48,10 +48,7 @@ async def run_matrix(
     Args:
         config: settings for all cells; its model and indexes are replaced by ``models`` and ``retrievers``.
         models: model directory, adapter directory or hub name, by name.
-        strategies: each as `rag_train.strategies.registry.parse_strategy` reads it.
-        datasets: questions by name.
         retrievers: results of `rag_train.strategies.kit.open_retrievers`, by name.
-        output: directory of the matrix.
         seed: seed of the question sample, recorded in the cells.
 
     Raises:
@@ -65,7 +62,7 @@ async def run_matrix(
     failures: dict[CellName, OpenItems] = {}
     refused: dict[CellName, list[Trajectory]] = {}
     for model, place in models.items():
-        model_config = for_model(config, place)
+        model_config = replace(config, model=place).located()
         kept = stores(model_config, strategies, retrievers, output)
         names = [CellName(model, s, d, r, seed) for d in datasets for r in retrievers for s in strategies]
         answers = {name: kept[name.strategy, name.retriever] for name in names}
@@ -129,14 +126,6 @@ def stores(
         for strategy in strategies
         for name, of in settings.items()
     }
-
-
-def for_model(config: KitConfig, place: str) -> KitConfig:
-    """Return ``config`` with the model at ``place``, or with the adapter at ``place`` and the adapter's base model.
-
-    Raises UserError if an adapter is damaged, names no base model, or was made for another vocabulary.
-    """
-    return replace(config, model=place).located()
 
 
 def settings_of_watch(

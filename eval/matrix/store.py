@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
 from rag_train.errors import UserError
 from rag_train.eval.matrix.answers import digest
 from rag_train.eval.matrix.cell import MATRIX, Cell, CellName, Matrix, file_name, load_matrix
@@ -20,10 +18,10 @@ from rag_train.eval.matrix.tables import matrix_csv, matrix_tables
 from rag_train.eval.metrics.boundary import known_facts
 from rag_train.eval.metrics.scores import Score, score
 from rag_train.eval.metrics.summary import counted, measure_intervals, summarize
-from rag_train.jobs.files import write_records, write_text
-from rag_train.schema import Question, Record, Trajectory
+from rag_train.jobs.files import placed_records, write_records, write_text
+from rag_train.schema import Question, Trajectory
 
-Row = TypeVar("Row", bound=Record)
+REMEDY = "evaluate the cell again"
 Answer = TypeVar("Answer", Score, Trajectory)
 Packed = TypeVar("Packed")
 
@@ -40,17 +38,10 @@ def write_cell(
 ) -> Cell:
     """Write the files of a cell; `write_matrix` adds the cell to the matrix.
 
-    Args:
-        output: the matrix's directory.
-        name: coordinates of the cell.
-        questions: questions of the cell.
-        trajectories: their trajectories, in any order.
-        settings: everything that the answers depend on.
-        cot: the same model's trajectories without retrieval, for the CoT boundary.
-        scores: scores of the trajectories; computed if not given.
+    ``settings`` is all that the answers depend on. ``cot`` are the same model's trajectories without retrieval, for
+    the CoT boundary. Scores that are not given are computed.
 
-    Raises:
-        UserError: if questions and trajectories do not match, or as `check_cell` does.
+    Raises UserError if questions and trajectories do not match, or as `check_cell` does.
     """
     scores = score(questions, trajectories) if scores is None else scores
     check_cell(output, name, questions, settings)
@@ -104,12 +95,12 @@ def read_questions(path: Path) -> list[Question]:
     Raises UserError if the file cannot be read, contains no questions or repeats an id.
     """
     questions: dict[str, Question] = {}
-    for place, question in _rows(path, Question):
+    for place, question in placed_records(path, Question, REMEDY):
         if question.id in questions:
             raise UserError(f"{place}: duplicate question {question.id[:80]!r}; remove one of the two lines")
         questions[question.id] = question
     if not questions:
-        raise UserError(f"{path}: no questions; evaluate the cell again")
+        raise UserError(f"{path}: no questions; {REMEDY}")
     return list(questions.values())
 
 
@@ -124,41 +115,17 @@ def read_answers(
     """
     packed: dict[str, Packed] = {}
     asked = dict.fromkeys(question.id for question in questions)
-    for place, answer in _rows(path, kind):
+    for place, answer in placed_records(path, kind, REMEDY):
         id = answer.question_id
         if id not in asked:
-            raise UserError(f"{place}: {id[:80]!r} is not among the cell's questions; evaluate the cell again")
+            raise UserError(f"{place}: {id[:80]!r} is not among the cell's questions; {REMEDY}")
         if id in packed:
             raise UserError(f"{place}: duplicate question {id[:80]!r}; remove one of the two lines")
         packed[id] = pack(answer)
-    missing = [id for id in asked if id not in packed]
-    if missing:
-        raise UserError(
-            f"{path}: {len(missing)} of {len(asked)} questions are missing, {missing[0][:80]!r} first; "
-            "evaluate the cell again"
-        )
+    if missing := [id for id in asked if id not in packed]:
+        count = f"{len(missing)} of {len(asked)}"
+        raise UserError(f"{path}: {count} questions are missing, {missing[0][:80]!r} first; {REMEDY}")
     return [packed[id] for id in asked]
-
-
-def _rows(path: Path, kind: type[Row]) -> Iterator[tuple[str, Row]]:
-    """Yield each line's place, for error messages, and record."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                place = f"{path}, line {number}"
-                yield place, _parse(kind, line, place)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}, but {MATRIX} lists it; evaluate the cell again") from error
-
-
-def _parse(kind: type[Row], line: bytes, place: str) -> Row:
-    try:
-        return kind.model_validate_json(line)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        problem = f"field {field!r}: {first['msg']}" if field else first["msg"]
-        raise UserError(f"{place}: {problem}; evaluate the cell again") from error
 
 
 def rescore(directory: Path, cell: Cell, scores: Sequence[Score], unjudged: dict[str, float]) -> Cell:

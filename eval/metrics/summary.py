@@ -130,18 +130,8 @@ def summarize(
 ) -> RunSummary:
     """Summarise one run; correct means an exact match, as in DeepRAG's Table 2.
 
-    Args:
-        questions: the questions of the run.
-        trajectories: their trajectories, in any order.
-        strategy: name of the strategy.
-        stage: name of the training stage.
-        seed: seed of the run.
-        cot: trajectories without retrieval, for the CoT boundary.
-        known: facts by subquery, for the boundary of facts.
-        scores: scores of the run, if computed already.
-
-    Raises:
-        UserError: if the ids of questions and trajectories do not match.
+    ``cot`` are trajectories without retrieval, for the CoT boundary, and ``known`` facts by subquery, for the
+    boundary of facts. Raises UserError if the ids of questions and trajectories do not match.
     """
     scores = score(questions, trajectories) if scores is None else scores
     right = [s.retrievals for s in scores if s.em]
@@ -226,7 +216,7 @@ def pool(runs: Sequence[RunSummary]) -> list[RunSummary]:
     return [_join(group) if len(group) > 1 else group[0] for group in groups.values()]
 
 
-MEANS = ("steps", "llm_calls", "errors", "nothing_found", "unparsed", "cut")
+MEANS = ("steps", "llm_calls", "errors", "nothing_found", "unparsed", "cut", "asked_again")
 COUNTS = ("refused", "unjudged", "subqueries", "retrieval_counts", "depths")
 SUMS = ("cot_boundary", "fact_boundary", "cot_calibration", "fact_calibration")
 """Fields that are joined over seeds by their means, by their means for each key, and by their sums."""
@@ -237,14 +227,15 @@ def _join(runs: Sequence[RunSummary]) -> RunSummary:
         return [getattr(run, name) for run in runs]
 
     common = [name for name in runs[0].measures if all(name in run.measures for run in runs)]
-    wordings = [run.wording for run in runs if run.wording]
+    words = [run.wording for run in runs if run.wording]
     joined: dict[str, Any] = {name: fmean(each(name)) for name in MEANS}
     joined |= {name: _mean_by_key(each(name)) for name in COUNTS}
     joined |= {name: _sum([value for value in each(name) if value]) for name in SUMS}
     joined |= {name: _share_across(each(name)) for name in ("em", "f1", "accuracy")}
-    joined |= {
-        name: _across_all(each(name)) for name in ("retrievals", "retrievals_correct", "retrievals_incorrect")
-    }
+    for name in ("retrievals", "retrievals_correct", "retrievals_incorrect"):
+        joined[name] = None if None in each(name) else _across(each(name))
+    if words:
+        joined["wording"] = Wording(**{n: fmean(getattr(w, n) for w in words) for n in Wording.model_fields})
     return RunSummary(
         strategy=runs[0].strategy,
         stage=runs[0].stage,
@@ -256,9 +247,6 @@ def _join(runs: Sequence[RunSummary]) -> RunSummary:
             name: (_share_across if name in OPTIONAL else _across)([run.measures[name] for run in runs])
             for name in common
         },
-        wording=Wording(wh=fmean(w.wh for w in wordings), conjunctions=fmean(w.conjunctions for w in wordings))
-        if wordings
-        else None,
         causes=joined_causes(each("causes")),
         **joined,
     )
@@ -292,12 +280,6 @@ def _share_across(intervals: Sequence[Interval]) -> Interval:
     return share_across_seeds([interval.mean for interval in intervals])
 
 
-def _across_all(intervals: Sequence[Interval | None]) -> Interval | None:
-    """Return None if a seed has no interval."""
-    present = [interval for interval in intervals if interval is not None]
-    return _across(present) if len(present) == len(intervals) else None
-
-
 def _sum(values: Sequence[Any]) -> Any:
     return reduce(add, values) if values else None
 
@@ -307,14 +289,9 @@ def _mean_by_key(counts: Sequence[dict[Any, float]]) -> dict[Any, float]:
 
 
 def _mean_tokens(runs: Sequence[RunSummary]) -> dict[str, TokenUse]:
-    nothing = TokenUse(calls=0, prompt_tokens=0, completion_tokens=0)
-    modules = dict.fromkeys(module for run in runs for module in run.tokens)
-    return {
-        module: TokenUse(
-            **{
-                name: sum(getattr(run.tokens.get(module, nothing), name) for run in runs) / len(runs)
-                for name in TokenUse.model_fields
-            }
-        )
-        for module in modules
-    }
+    means: dict[str, TokenUse] = {}
+    for module in dict.fromkeys(module for run in runs for module in run.tokens):
+        uses = [run.tokens[module] for run in runs if module in run.tokens]
+        sums = {name: sum(getattr(use, name) for use in uses) for name in TokenUse.model_fields}
+        means[module] = TokenUse(**{name: total / len(runs) for name, total in sums.items()})
+    return means

@@ -88,7 +88,8 @@ class CheckpointSource:
     async def estimate(self, requests: Iterable[Request]) -> dict[Request, CellEstimate]:
         async def ask_few(request: Request, kit: Kit, kept: Answers) -> CellEstimate:
             missing = self._missing(request)
-            return await estimate_cell(cell_of(request, self.seed), request.strategy, kit, missing, self.seed)
+            cell = "/".join([*request, str(self.seed)])
+            return await estimate_cell(cell, request.strategy, kit, missing, self.seed)
 
         lacking = [each for each in requests if self._can(each) and self._missing(each)]
         return await self._with_kits(lacking, ask_few)
@@ -125,8 +126,3 @@ class CheckpointSource:
 
     def _missing(self, request: Request) -> list[Question]:
         return self._stored(request).missing(self.questions(request.questions))
-
-
-def cell_of(request: Request, seed: int) -> str:
-    """Return a name for one request: model, strategy, questions and seed."""
-    return "/".join([*request, str(seed)])

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
 
-from rag_train.errors import UserError
+from rag_train.errors import UserError, problem_in
 
 T = TypeVar("T", bound=BaseModel)
 CACHE_VARIABLE = "RAG_TRAIN_CACHE"
@@ -155,10 +155,7 @@ def placed_records(path: Path, kind: type[T], remedy: str) -> Iterator[tuple[str
                 try:
                     yield place, kind.model_validate_json(line)
                 except ValidationError as error:
-                    problem = error.errors()[0]
-                    where = ".".join(str(part) for part in problem["loc"])
-                    told = f"{where}: {problem['msg']}" if where else problem["msg"]
-                    raise UserError(f"{place}: not a {kind.__name__} ({told}); {remedy}") from None
+                    raise UserError(f"{place}: not a {kind.__name__} ({problem_in(error)}); {remedy}") from None
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; {remedy}") from error
     except UnicodeDecodeError as error:

@@ -10,7 +10,7 @@ from typing import Literal, cast, get_args, overload
 from pydantic import ValidationError
 
 from rag_train.answers import UNANSWERABLE
-from rag_train.errors import UserError
+from rag_train.errors import UserError, problem_in
 from rag_train.named_places import named
 from rag_train.progress import console
 from rag_train.questions.fields import NoAnswers
@@ -265,8 +265,7 @@ def _problem(error: Exception) -> str:
         case KeyError():
             return f"no field {error.args[0]!r}"
         case ValidationError():
-            first = error.errors()[0]
-            return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            return problem_in(error)
         case TypeError() | AttributeError() | IndexError():
             return f"malformed ({error})"
         case _:

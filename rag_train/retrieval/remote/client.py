@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rag_train.errors import ServiceError, masked
-from rag_train.http import authorization, httpx, json_of, open_client, problem_in, send
+from rag_train.errors import ServiceError, masked, problem_in
+from rag_train.http import authorization, httpx, json_of, open_client, send
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.kinds import place
 from rag_train.retrieval.remote.messages import FoundResponse, HealthResponse, SearchRequest

@@ -31,3 +31,11 @@ def test_hops_are_pooled_by_their_number():
         "2 hops": pytest.approx(0.5), "3 hops": 0.5, "4 hops": 0.0
     }  # fmt: skip
     assert pooled.seeds == [0, 1, 2]
+
+
+def test_counts_of_what_went_wrong_are_pooled():
+    """The number of answers that were asked for once more was 0 over several seeds."""
+    counts = ("errors", "nothing_found", "unparsed", "cut", "asked_again")
+    seeds = [run(seed, {2: [True]}).model_copy(update=dict.fromkeys(counts, seed)) for seed in (1, 3)]
+    [pooled] = pool(seeds)
+    assert [getattr(pooled, name) for name in counts] == [2.0] * len(counts)

@@ -61,7 +61,7 @@ def swap(old: str, new: str) -> Callable[[str], str]:
 MATRIX, QUESTIONS, PLANNER = "matrix.json", "questions/*.jsonl", "cells/model/planner/made/bm25/0"
 MISTAKES: list[tuple[str, Callable[[str], str] | None, str]] = [
     (MATRIX, None, "matrix.json: No such file"),
-    (QUESTIONS, None, "No such file or directory, but matrix.json lists it"),
+    (QUESTIONS, None, "No such file or directory; evaluate the cell again"),
     (f"{PLANNER}.jsonl", None, "0.jsonl: No such file"),
     (f"{PLANNER}.scores.jsonl", None, "0.scores.jsonl: No such file"),
     (MATRIX, swap('"schema_version": 2', '"schema_version": 1'), "version"),
@@ -72,8 +72,8 @@ MISTAKES: list[tuple[str, Callable[[str], str] | None, str]] = [
     (f"{PLANNER}.scores.jsonl", doubled, "line 401: duplicate question 'q0'"),
     (f"{PLANNER}.jsonl", lambda text: text.partition("\n")[2], "1 of 400 questions are missing, 'q0' first"),
     (f"{PLANNER}.jsonl", swap('"question_id":"q7"', '"question_id":"q7b"'), "'q7b' is not among the cell's"),
-    (f"{PLANNER}.jsonl", swap('"steps":', '"stops":'), "0.jsonl, line 1: field 'stops': Extra inputs"),
-    (f"{PLANNER}.jsonl", swap("{", ""), "0.jsonl, line 1: Invalid JSON"),
+    (f"{PLANNER}.jsonl", swap('"steps":', '"stops":'), "0.jsonl, line 1: not a Trajectory (stops: Extra inputs"),
+    (f"{PLANNER}.jsonl", swap("{", ""), "0.jsonl, line 1: not a Trajectory (Invalid JSON"),
 ]
 
 
