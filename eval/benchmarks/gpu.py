@@ -10,9 +10,7 @@ recorded with its error. Writes gpu.json and gpu.md after each training.
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +20,15 @@ from rag_train.eval.benchmarks.harness import (
     benchmark_parser,
     exit_on_user_error,
     in_new_process,
-    random_model,
     save,
 )
 from rag_train.eval.benchmarks.training import shaped, trajectories
 from rag_train.model_presets import PRESETS
+from rag_train.training.measure import measure, random_model
 from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
 
 if TYPE_CHECKING:
     from rag_train.table import Table
-    from rag_train.training.plan import Plan
 
 EXAMPLES, TRAJECTORIES = 200, 12
 """Examples of imitation, and trajectories of pairs in the papers' shape."""
@@ -127,62 +124,6 @@ def recipe(model: Path, data: dict[str, Path], keys: dict[str, Any]) -> TrainRec
         lr=1e-5,
         epochs=2,
     )
-
-
-def clock_of_steps() -> Any:
-    """Return a callback whose ``ticks`` are the times at which optimizer steps end."""
-    import torch
-    from transformers import TrainerCallback
-
-    class Clock(TrainerCallback):
-        def __init__(self) -> None:
-            self.ticks: list[float] = []
-
-        def on_step_end(self, args, state, control, **kwargs):
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            self.ticks.append(time.perf_counter())
-
-    return Clock()
-
-
-def measure(recipe: TrainRecipe) -> dict[str, float | None]:
-    """Train for two epochs without saving, and return the second epoch's time, the peak memory, and the plan's.
-
-    Seconds are those of an optimizer step. ``memory`` is what PyTorch reserved and ``used`` what of it was in use,
-    in bytes, at their peaks; None on a CPU. ``share`` is the share of the device's peak that the plan's operations
-    reached, None if the device's speed is not known.
-    """
-    import torch
-
-    from rag_train.training.build import build_trainer
-    from rag_train.training.load import load_data, prepare_libraries
-    from rag_train.training.plan import plan
-
-    prepare_libraries()
-    tokenizer, rows, report = load_data(recipe)
-    planned = plan(recipe, rows, report)
-    trainer, clock = build_trainer(planned.recipe, rows, tokenizer, Path(recipe.output_dir)), clock_of_steps()
-    trainer.args.save_strategy = "no"
-    trainer.add_callback(clock)
-    trainer.train()
-    second = clock.ticks[len(clock.ticks) // 2 - 1 :]
-    seconds, device, gpu = second[-1] - second[0], planned.device, torch.cuda.is_available()
-    return {
-        "steps": len(second) - 1,
-        "seconds": seconds / (len(second) - 1),
-        "tokens_per_second": planned.epoch.tokens / seconds,
-        "share": epoch_operations(planned) / seconds / device.peak if device else None,
-        "memory": torch.cuda.max_memory_reserved() if gpu else None,
-        "used": torch.cuda.max_memory_allocated() if gpu else None,
-        "planned_memory": planned.memory.total,
-    }
-
-
-def epoch_operations(planned: Plan) -> float:
-    """Return the operations of one epoch, without those of the reference, which are before the first."""
-    one, two = (replace(planned, recipe=replace(planned.recipe, epochs=epochs)) for epochs in (1, 2))
-    return two.operations - one.operations
 
 
 if __name__ == "__main__":

@@ -96,21 +96,6 @@ def save(output: Path, name: str, result: dict[str, Any], table: Table) -> None:
     console.print(f"wrote {output / name}.json and .md")
 
 
-def random_model(directory: Path, sizes: Mapping[str, Any], tokenizer: Path, dtype: str = "float32") -> Path:
-    """Write a Qwen2 model of these sizes with random weights and the tokenizer of another model."""
-    import torch
-    from transformers import AutoModelForCausalLM, Qwen2Config
-
-    from rag_train.llm.checkpoint import load_tokenizer
-
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # the large models are slow to draw on a CPU
-        config: Any = Qwen2Config.from_dict(dict(sizes))
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-    model.save_pretrained(directory)
-    load_tokenizer(str(tokenizer)).save_pretrained(directory)
-    return directory
-
-
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
     """Print a `UserError` of the block in one line and exit with code 2."""

@@ -21,9 +21,9 @@ from rag_train.eval.benchmarks.harness import (
     benchmark_parser,
     in_new_process,
     process_memory,
-    random_model,
     save,
 )
+from rag_train.training.measure import random_model
 from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
 
 EXAMPLES = 16

@@ -12,6 +12,7 @@ import typer
 from rag_train.cli.data import indexing, records
 from rag_train.cli.eval import evaluation
 from rag_train.cli.options import DATA, SERVING, first_process
+from rag_train.cli.selftest import testing
 from rag_train.cli.serve import serving, watching
 from rag_train.cli.start import starting
 from rag_train.cli.synth import synthesis
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(starting)
+app.add_typer(testing)
 app.add_typer(indexing)
 app.add_typer(synthesis)
 app.add_typer(records, name="data", rich_help_panel=DATA)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from rag_train.eval.benchmarks import gpu
-from rag_train.eval.benchmarks.harness import CONTROLLER, random_model
+from rag_train.eval.benchmarks.harness import CONTROLLER
 from rag_train.model_presets import Preset
+from rag_train.training.measure import random_model
 from rag_train.training.recipe import SFTRecipe
 
 

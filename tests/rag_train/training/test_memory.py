@@ -13,10 +13,10 @@ from support.paths import MODEL
 from support.training import pair, recipe_in, sft_record, write
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from rag_train.eval.benchmarks.harness import random_model
 from rag_train.eval.benchmarks.memory import HEADS, compared
 from rag_train.model_presets import PRESETS
 from rag_train.training.load import prepare_libraries
+from rag_train.training.measure import random_model
 from rag_train.training.memory import Sharding, architecture, estimate
 from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
 from rag_train.training.setup import lora_config
