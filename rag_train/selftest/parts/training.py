@@ -16,7 +16,7 @@ from rag_train.selftest.registry import NotHere, part
 from rag_train.selftest.work import CONTROLLER, Work
 
 SINGLE = "training, one process"
-STEPS = 6
+STEPS = 5
 """Optimizer steps of a training."""
 CLOSE = 0.1
 """Most by which a loss may differ from that of one process, as a share: DeepSpeed keeps weights in bf16."""
@@ -120,7 +120,7 @@ def _both(work: Work, name: str, launcher: Sequence[str], **environment: str) ->
 
 def _sft(work: Work, name: str) -> list[str]:
     """Return the keys of a training of Stage I into the folder ``name``."""
-    own = ["lr=1e-4", "sft.pack_tokens=512"]
+    own = ["lr=1e-4", "sft.pack_tokens=256"]
     return [f"model={CONTROLLER}", f"data={work.examples('sft')}", *_keys(work, name), *own]
 
 
@@ -131,7 +131,7 @@ def _dpo(work: Work, name: str, model: str) -> list[str]:
 
 def _keys(work: Work, name: str) -> list[str]:
     length = [f"steps={STEPS}", "epochs=null", "save_steps=1000"]
-    return [f"output_dir={work.folder / name}", *length, "warmup_ratio=0", "max_tokens=512"]
+    return [f"output_dir={work.folder / name}", *length, "warmup_ratio=0", "max_tokens=256"]
 
 
 def _result(work: Work, name: str) -> dict[str, Any]:
