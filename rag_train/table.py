@@ -160,13 +160,15 @@ def gib(size: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in words, such as 0.4 s, 42 s, 3 min 5 s or 2 h 10 min."""
+    """Return a duration in words, such as 0.4 s, 42 s, 3 min 5 s, 2 h 10 min or 23 d 4 h."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if not minutes:
         return f"{rest} s"
     hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24:,} d {hours % 24} h"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 

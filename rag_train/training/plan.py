@@ -20,7 +20,7 @@ from accelerate import PartialState
 from datasets import Dataset
 
 from rag_train.errors import UserError
-from rag_train.table import Table, estimates, gib
+from rag_train.table import Table, duration, estimates, gib
 from rag_train.training.data import DataReport
 from rag_train.training.devices import UTILISATION, Device, device_called
 from rag_train.training.epoch import Epoch, Pass, epoch
@@ -350,11 +350,3 @@ def _short(count: float) -> str:
         if count >= power:
             return f"{count / power:.1f} {letter}"
     return f"{count:,.0f}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time as days, hours or minutes, with two digits."""
-    for unit, size in (("days", 86400), ("hours", 3600)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:,.1f} {unit}"
-    return f"{seconds / 60:,.1f} minutes"

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from rag_train.table import Table
+from rag_train.table import Table, duration
 
 NAMES = ["Strategy", "EM", "F1", "Accuracy", "Retrievals per question", "Steps", "Prompt tokens"]
 ROWS = [
@@ -87,3 +87,9 @@ def test_header_words_are_wrapped_before_a_column_is_dropped():
     table = Table("T", "c", ["Name", "a long header"], [["x", "1"]])
     assert note(shown(table, 18)) == ""
     assert "a long header" in " ".join(shown(table, 30))
+
+
+def test_durations_read_well():
+    assert [duration(seconds) for seconds in (0.42, 42, 185, 7800, 2e6)] == [
+        "0.4 s", "42 s", "3 min 5 s", "2 h 10 min", "23 d 3 h"
+    ]  # fmt: skip

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from support.tokenizers import FAMILIES, Family, tokenizer_of
-from support.training import sft_record, write
+from support.training import TEMPLATE, build_tokenizer, pair, sft_record, write
 from transformers import PreTrainedTokenizerFast
 
 from rag_train.formats.prompting import as_turn
 from rag_train.llm.control import encoded, unmarked
 from rag_train.schema import Segment, SFTRecord
-from rag_train.training.data import sft_rows
+from rag_train.training.data import dpo_rows, sft_rows
 from rag_train.training.masking import IGNORE
 
 
@@ -39,6 +39,13 @@ def family(request: pytest.FixtureRequest) -> tuple[Family, PreTrainedTokenizerF
 
 def test_prompt_becomes_user_turn(family: tuple[Family, PreTrainedTokenizerFast]):
     assert unmarked(as_turn(family[1], "Why?\n")) == family[0].turn
+
+
+def test_history_of_a_pair_is_not_part_of_the_users_turn(tmp_path: Path):
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    [row], _ = dpo_rows(write(tmp_path / "dpo.jsonl", [pair(1)]), tokenizer, max_tokens=500, chat=True)
+    assert tokenizer.decode(row["prompt_ids"]) == "<u>Question: Where was 1 born?</u><a>Follow up: Who?\n"
 
 
 @pytest.mark.slow

@@ -31,33 +31,26 @@ def lengths(rows: LazyRows) -> list[tuple[int, int]]:
     return computed
 
 
-@pytest.mark.parametrize("budget", [300, 600, 1100])
-def test_packed_rows_are_counted_as_they_are_padded(work: Path, tmp_path: Path, budget: int):
+@pytest.mark.parametrize(("stage", "size"), [("sft", 300), ("sft", 600), ("sft", 1100), ("dpo", 1), ("dpo", 3)])
+def test_rows_are_counted_as_they_are_padded(work: Path, tmp_path: Path, stage: str, size: int):
     """The estimate took the budget itself, and the mean share of trained tokens."""
-    recipe = recipe_in(work, tmp_path / "out", batch_size=1, sft=SFTRecipe(pack_tokens=budget))
-    rows, _ = sft_rows(work / "sft.jsonl", TOKENIZER, max_tokens=500, chat=False)
     pack_rows.cache_clear()
-    counted, real = epoch(recipe, rows), lengths(packed_rows(rows, budget, recipe.seed))
-    assert pack_rows.cache_info().misses == 1
+    if stage == "sft":
+        recipe = recipe_in(work, tmp_path / "out", batch_size=1, sft=SFTRecipe(pack_tokens=size))
+        rows, _ = sft_rows(recipe.data, TOKENIZER, max_tokens=500, chat=False)
+        counted, real = epoch(recipe, rows), lengths(packed_rows(rows, size, recipe.seed))
+        assert pack_rows.cache_info().misses == 1
+    else:
+        recipe = recipe_in(work, tmp_path / "out", stage="dpo", batch_size=size, dpo=DPORecipe(layout="tree"))
+        rows, _ = dpo_rows(recipe.data, TOKENIZER, max_tokens=500, chat=False)
+        counted, real = epoch(recipe, rows), lengths(tree_rows(rows, size))
+        pairs = epoch(replace(recipe, dpo=DPORecipe()), rows)
+        assert counted.tokens <= pairs.tokens and pairs.passes == counted.passes
     tokens, predicted = zip(*real, strict=True)
     assert (counted.passes, counted.tokens, counted.predicted) == (len(real), sum(tokens), sum(predicted))
     assert {each[:2] for each in counted.largest} <= set(real)
     assert max(each.tokens for each in counted.largest) == max(tokens)
     assert max(each.predicted for each in counted.largest) == max(predicted)
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_trees_are_counted_as_they_are_padded(work: Path, tmp_path: Path, size: int):
-    recipe = recipe_in(work, tmp_path / "out", stage="dpo", batch_size=size, dpo=DPORecipe(layout="tree"))
-    rows, _ = dpo_rows(work / "dpo.jsonl", TOKENIZER, max_tokens=500, chat=False)
-    counted, real = epoch(recipe, rows), lengths(tree_rows(rows, size))
-    tokens, predicted = zip(*real, strict=True)
-    assert (counted.passes, counted.tokens, counted.predicted) == (len(real), sum(tokens), sum(predicted))
-    assert {each[:2] for each in counted.largest} <= set(real)
-    assert max(each.tokens for each in counted.largest) == max(tokens)
-    assert max(each.predicted for each in counted.largest) == max(predicted)
-    pairs = epoch(replace(recipe, dpo=DPORecipe()), rows)
-    assert counted.tokens <= pairs.tokens and pairs.passes == counted.passes
 
 
 def test_padded_batches_are_bounded_by_their_longest_row(work: Path, tmp_path: Path):

@@ -15,6 +15,14 @@ from rag_train.schema import Segment, SFTRecord
 from rag_train.training.data import sft_rows
 from rag_train.training.masking import IGNORE
 
+
+def example(segments: list[Segment], prompt: str = "Why?\n", complete: bool = False) -> SFTRecord:
+    completion = "".join(segment.text for segment in segments)
+    return SFTRecord(
+        id="0", prompt=prompt, completion=completion, segments=segments, source="gold", complete=complete
+    )
+
+
 texts = st.text(alphabet="ab .?\n:é漢", min_size=1, max_size=12)
 documents = st.lists(st.tuples(texts, st.booleans()), min_size=1, max_size=8)
 
@@ -26,15 +34,8 @@ def test_truncated_example_ends_with_trained_segment(
     parts: list[list[tuple[str, bool]]], max_tokens: int, complete: bool
 ):
     records = [
-        SFTRecord(
-            id=str(i),
-            prompt="Why?\n",
-            completion="".join(text for text, _ in document),
-            segments=[Segment(text=text, trained=trained) for text, trained in document],
-            source="gold",
-            complete=complete,
-        )
-        for i, document in enumerate(parts)
+        example([Segment(text=text, trained=trained) for text, trained in document], complete=complete)
+        for document in parts
     ]
     trained = [record for record in records if any(segment.trained for segment in record.segments)]
     with tempfile.TemporaryDirectory() as folder:
@@ -64,13 +65,9 @@ def test_truncated_example_ends_with_trained_segment(
 
 def test_an_example_without_a_trained_token_is_left_out_and_counted(tmp_path: Path):
     """Packed rows had no place for its loss, and padded ones counted a loss of 0."""
-    segments = [Segment(text="Why?", trained=False), Segment(text="", trained=True)]
-    empty = SFTRecord(id="0", prompt="", completion="Why?", segments=segments, source="gold", complete=False)
-    first = [
-        Segment(text="W", trained=True),
-        Segment(text="hy?", trained=False),
-    ]  # nothing predicts it
-    unseen = empty.model_copy(update={"id": "1", "segments": first})
+    empty = example([Segment(text="Why?", trained=False), Segment(text="", trained=True)], prompt="")
+    first = [Segment(text="W", trained=True), Segment(text="hy?", trained=False)]  # nothing predicts its token
+    unseen = example(first, prompt="")
     path = write(tmp_path / "sft.jsonl", [empty, unseen, sft_record(2)])
     rows, report = sft_rows(path, TOKENIZER, max_tokens=500, chat=False)
     assert (len(rows), report.examples, report.untrained) == (1, 1, 2)

@@ -55,16 +55,16 @@ def test_sizes_of_states_match_zero_paper(work: Path, tmp_path: Path):
     assert states(recipe, offloaded) == pytest.approx(gathered)
 
 
+LAYOUTS: list[dict[str, Any]] = [
+    {},
+    {"sft": SFTRecipe(pack_tokens=1024), "batch_size": 1},
+    {"stage": "dpo", "dpo": DPORecipe(layout="tree"), "batch_size": 8},
+]
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc on this system")
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "keys",
-    [
-        pytest.param({}, id="padded"),
-        pytest.param({"sft": SFTRecipe(pack_tokens=1024), "batch_size": 1}, id="packed"),
-        pytest.param({"stage": "dpo", "dpo": DPORecipe(layout="tree"), "batch_size": 8}, id="trees"),
-    ],
-)
+@pytest.mark.parametrize("keys", LAYOUTS, ids=["padded", "packed", "trees"])
 def test_estimate_is_near_measured_memory(tmp_path: Path, keys: dict[str, Any]):
     """Ten shapes are measured by `make bench NAME=memory`."""
     sizes = {"vocab_size": 2048, "hidden_size": 384, "num_hidden_layers": 4, "intermediate_size": 1152}
@@ -75,20 +75,12 @@ def test_estimate_is_near_measured_memory(tmp_path: Path, keys: dict[str, Any]):
     assert 0.5 < found["estimate"] / found["measured"] < 2
 
 
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
-        ({}, "expandable_segments:True"),
-        ({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}, "backend:cudaMallocAsync"),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, None),
-    ],
-)
-def test_memory_segments_grow_unless_the_user_has_set_the_allocator(
-    given: dict[str, str], kept: str | None, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.parametrize("own", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_memory_segments_grow_unless_the_user_has_set_the_allocator(own: str | None, monkeypatch):
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
+    if own:
+        monkeypatch.setenv(own, "backend:cudaMallocAsync")
     prepare_libraries()
-    assert os.environ.get("PYTORCH_ALLOC_CONF") == kept
+    kept = {None: "expandable_segments:True", "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == kept.get(own)

@@ -60,11 +60,13 @@ def test_merged_adapter_equals_model_merged_by_training(work: Path, runs: Path, 
     with torch.no_grad():
         torch.testing.assert_close(whole(ids).logits, both(ids).logits, rtol=1e-4, atol=1e-5)
     assert load_tokenizer(str(tmp_path / "merged")).get_vocab() == TOKENIZER.get_vocab()
+    card = ModelCard((tmp_path / "merged/README.md").read_text())
+    assert card.data.library_name == "transformers" and "lora" in card.data.tags
+    assert json.loads((adapter / "training.json").read_text())["data_sha256"] in card.text
 
     merge(str(work / "model"), str(adapter), tmp_path / "half", dtype="bfloat16")
-    assert {weight.dtype for weight in load_file(tmp_path / "half" / "model.safetensors").values()} == {
-        torch.bfloat16
-    }
+    half = load_file(tmp_path / "half/model.safetensors").values()
+    assert {weight.dtype for weight in half} == {torch.bfloat16}
 
 
 @torch.no_grad()
@@ -221,9 +223,8 @@ def test_failed_merge_leaves_no_files(work: Path, tmp_path: Path, changes: dict,
     output = tmp_path / "out" / changes.pop("output", "merged")
     dtype, targets = changes.pop("dtype", "auto"), changes.pop("targets", ["q_proj"])
     sizes = {"hidden_size": 32, "layers": 1, "heads": 2, "intermediate_size": 64} | changes
-    other = get_peft_model(
-        build_model(PretrainConfig(**sizes), TOKENIZER), LoraConfig(r=2, target_modules=["q_proj"])
-    )
+    model = build_model(PretrainConfig(**sizes), TOKENIZER)
+    other = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
     other.save_pretrained(str(tmp_path / "adapter"))
     config = tmp_path / "adapter" / "adapter_config.json"
     config.write_text(config.read_text().replace('"q_proj"', f'"{targets[0]}"'))
@@ -250,23 +251,11 @@ def test_card_states_data_weights_metrics_and_recipe(work: Path, runs: Path):
         assert ("--lora-modules" in text) == (name == "adapter")
 
 
-def test_merged_model_has_a_card(work: Path, runs: Path, tmp_path: Path):
-    merge(str(work / "model"), str(runs / "adapter"), tmp_path / "merged")
-    card = ModelCard((tmp_path / "merged/README.md").read_text())
-    assert card.data.library_name == "transformers" and "lora" in card.data.tags
-    assert json.loads((runs / "adapter/training.json").read_text())["data_sha256"] in card.text
-    write_merged_card(tmp_path, "Qwen/Qwen2.5-7B-Instruct", tmp_path / "without a card", "bfloat16", 1.0)
-    data = ModelCard((tmp_path / "README.md").read_text()).data
-    assert (data.base_model, data.base_model_relation) == ("Qwen/Qwen2.5-7B-Instruct", "finetune")
-
-
 def test_card_says_what_was_learned(work: Path, runs: Path, tmp_path: Path):
-    """U5: a planner's card called it a controller of DeepRAG."""
+    """A planner's card called it a controller of DeepRAG."""
     result = TrainResult(**json.loads((runs / "adapter/training.json").read_text()))
-    examples = [
-        sft_record(i).model_copy(update={"task": task}) for i, task in enumerate(["planrag_plan", "router"])
-    ]
-    planner = recipe_in(work, runs / "adapter", data=write(tmp_path / "plans.jsonl", examples))
+    plans = [sft_record(i).model_copy(update={"task": task}) for i, task in enumerate(["planrag_plan", "router"])]
+    planner = recipe_in(work, runs / "adapter", data=write(tmp_path / "plans.jsonl", plans))
     write_card(tmp_path, planner, result)
     text = (tmp_path / "README.md").read_text()
     assert "on examples of `planrag_plan`, `router`, from" in text and "DeepRAG" not in text
@@ -275,9 +264,12 @@ def test_card_says_what_was_learned(work: Path, runs: Path, tmp_path: Path):
 
 def test_card_names_hub_model_that_earlier_stages_started_from(work: Path, runs: Path, tmp_path: Path):
     recipe = recipe_in(work, runs / "model", model="Qwen/Qwen2.5-7B-Instruct")
-    result = replace(train(recipe_in(work, runs / "model", lora=LoraRecipe(r=2, merge=True))), data={})
+    result = TrainResult(**json.loads((runs / "model/training.json").read_text()) | {"data": {}})
     (tmp_path / "second").mkdir()
     write_card(tmp_path, recipe, result)
     assert ModelCard((tmp_path / "README.md").read_text()).data.base_model == recipe.model
     write_card(tmp_path / "second", replace(recipe, model=str(tmp_path)), result)
     assert ModelCard((tmp_path / "second" / "README.md").read_text()).data.base_model == recipe.model
+    write_merged_card(tmp_path, recipe.model, tmp_path / "without a card", "bfloat16", 1.0)
+    data = ModelCard((tmp_path / "README.md").read_text()).data
+    assert (data.base_model, data.base_model_relation) == (recipe.model, "finetune")

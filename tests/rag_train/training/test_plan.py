@@ -23,7 +23,7 @@ from rag_train.training.data import sft_rows
 from rag_train.training.devices import DEVICES, UTILISATION, device_called, engine_seconds, find_device
 from rag_train.training.epoch import Epoch, Pass, epoch
 from rag_train.training.memory import Sharding, architecture
-from rag_train.training.plan import Plan, check, duration, peak, plan
+from rag_train.training.plan import Plan, check, peak, plan
 from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe, TrainRecipe
 from rag_train.training.run import train
 
@@ -160,12 +160,6 @@ def test_devices_are_found_by_both_names():
     assert device_called("AMD Instinct MI300X") is None
     with pytest.raises(UserError, match="--device h10: not in the table; give h200, h100"):
         find_device("h10")
-
-
-def test_durations_read_well():
-    assert [duration(s) for s in (30, 3600, 7200, 86400, 2e6)] == [
-        "0.5 minutes", "60.0 minutes", "2.0 hours", "24.0 hours", "23.1 days"
-    ]  # fmt: skip
 
 
 @pytest.fixture

@@ -118,10 +118,3 @@ def test_a_training_falls_back_to_padded_rows_with_the_same_losses(work: Path, t
     theirs = train(recipe_in(work, tmp_path / "alone", **keys, batch_size=8))
     losses = [[entry["loss"] for entry in result.losses] for result in (ours, theirs)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-
-
-@pytest.mark.usefixtures("no_gpu")
-def test_an_attention_that_the_model_does_not_have_is_refused():
-    for kind, choice in (("falcon", "sliced"), ("codegen", "sdpa")):
-        with pytest.raises(UserError, match=f"attention={choice}: models of type {kind} do not have it"):
-            attention_for_trees(tiny(kind).config, choice)

@@ -117,13 +117,11 @@ def test_rows_follow_the_modules_that_make_them(
     path = write(tmp_path / "x.jsonl", [sft_record(1)])
     sft_rows(path, TOKENIZER, max_tokens=500, chat=False)
     source = identity._source
-    monkeypatch.setattr(
-        identity,
-        "_source",
-        lambda each, file: (
-            source(each, file)._replace(text="changed") if each.endswith(name) else source(each, file)
-        ),
-    )
+
+    def changed(each: str, file):
+        return source(each, file)._replace(text="changed") if each.endswith(name) else source(each, file)
+
+    monkeypatch.setattr(identity, "_source", changed)
     sft_rows(path, TOKENIZER, max_tokens=500, chat=False)
     assert len(list((cache / "rows").iterdir())) == 2
 

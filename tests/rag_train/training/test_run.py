@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from support.paths import MODEL
 from support.training import (
-    TEMPLATE,
     TOKENIZER,
     build_tokenizer,
     kill_at,
@@ -32,20 +31,16 @@ from support.training import (
     stretches,
     write,
 )
-from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from rag_train.errors import UserError
 from rag_train.formats import deeprag
 from rag_train.recipe import save_recipe
 from rag_train.schema import Decision, Passage, Segment, Step
-from rag_train.training.checkpoints import MarkComplete, newest_complete
 from rag_train.training.data import dpo_rows, sft_rows
 from rag_train.training.masking import IGNORE, encode_segments
-from rag_train.training.recipe import DPORecipe, LoraRecipe
+from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe
 from rag_train.training.run import train
 from rag_train.worlds.mini.pretrain import PretrainConfig, build_model
-
-# -- tokens and masks ------------------------------------------------------------------------------------
 
 
 def test_prompt_and_passages_are_masked(tmp_path: Path):
@@ -63,36 +58,6 @@ def test_prompt_and_passages_are_masked(tmp_path: Path):
     ]
     assert report.tokens == len(row["input_ids"])
     assert report.trained_tokens == sum(label != IGNORE for label in row["labels"])
-
-
-def test_chat_template_wraps_the_prompt_only(tmp_path: Path):
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    path = write(tmp_path / "sft.jsonl", [sft_record(3)])
-    [row], _ = sft_rows(path, tokenizer, max_tokens=500, chat=True)
-    assert stretches(row["input_ids"], row["labels"])[0] == (
-        False,
-        "<u>Question: Where was the maker of film 3 born?</u><a>",
-    )
-    [row], _ = dpo_rows(write(tmp_path / "dpo.jsonl", [pair(1)]), tokenizer, max_tokens=500, chat=True)
-    assert tokenizer.decode(row["prompt_ids"]) == "<u>Question: Where was 1 born?</u><a>Follow up: Who?\n"
-
-
-def test_long_example_loses_whole_segments(tmp_path: Path):
-    path = write(tmp_path / "sft.jsonl", [sft_record(3, passages=1), sft_record(3, passages=9)])
-    [whole, cut], report = sft_rows(path, TOKENIZER, max_tokens=250, chat=False)
-    assert (report.examples, report.shortened) == (2, 1)
-    whole_text, cut_text = (stretches(row["input_ids"], row["labels"]) for row in (whole, cut))
-    assert cut_text == whole_text[:2]  # ends with the decision to search, without an end-of-text token
-    with pytest.raises(UserError, match=r"no example is left \(0 without a trained token, 2 longer than 20 tokens"):
-        sft_rows(path, TOKENIZER, max_tokens=20, chat=False)
-
-
-def test_example_without_trained_segment_is_dropped(tmp_path: Path):
-    record = sft_record(1)
-    masked = record.model_copy(update={"segments": [Segment(text=record.completion, trained=False)]})
-    rows, report = sft_rows(write(tmp_path / "x.jsonl", [masked, record]), TOKENIZER, max_tokens=500, chat=False)
-    assert (len(rows), report.untrained) == (1, 1)
 
 
 @settings(max_examples=60)
@@ -146,9 +111,6 @@ def test_balanced_examples_have_equal_shares_of_tasks(tmp_path_factory, counts: 
     assert report.examples == len(rows) == share * len(counts)
 
 
-# -- learning --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_sft_lowers_loss_and_reports_result(work: Path, tmp_path: Path):
     recipe = recipe_in(work, tmp_path / "out", epochs=12)
@@ -163,30 +125,9 @@ def test_sft_lowers_loss_and_reports_result(work: Path, tmp_path: Path):
     assert json.loads((tmp_path / "out" / "training.json").read_text()) == asdict(result)
 
     assert train(recipe) == replace(result, already_finished=True)
-    with pytest.raises(UserError, match=r"holds a run that differs in lr \(was 0.01, is 0.1\); choose another"):
-        train(replace(recipe, lr=0.1))
-
-
-@pytest.mark.slow
-def test_dpo_widens_margin_and_adds_no_end_of_text_token(
-    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    from rag_train.training.dpo import CalibrationTrainer
-
-    batches = []
-    step = CalibrationTrainer.training_step
-
-    def recording_step(trainer, model, inputs, *rest):
-        batches.append(inputs["input_ids"])
-        return step(trainer, model, inputs, *rest)
-
-    monkeypatch.setattr(CalibrationTrainer, "training_step", recording_step)
-    recipe = recipe_in(work, tmp_path / "out", stage="dpo", epochs=8)
-    result = train(recipe)
-    margins = [entry["rewards/margins"] for entry in result.losses]
-    assert margins[0] == pytest.approx(0, abs=1e-3)
-    assert margins[-1] > 0.3
-    assert batches and all((ids != TOKENIZER.eos_token_id).all() for ids in batches)
+    differing = r"differs in lr \(was 0.01, is 0.1\), sft.weight \(was 'token', is 'example'\); choose another"
+    with pytest.raises(UserError, match=differing):
+        train(replace(recipe, lr=0.1, sft=SFTRecipe(weight="example")))
 
 
 @pytest.mark.slow
@@ -228,24 +169,6 @@ def test_tree_layout_trains_as_trl_does(work: Path, tmp_path: Path, keys: dict):
     assert tree.tokens_seen < pairs.tokens_seen
 
 
-@pytest.mark.slow
-def test_tree_layout_trains_adapters(work: Path, tmp_path: Path):
-    recipe = recipe_in(work, tmp_path / "out", stage="dpo", epochs=8, lora=LoraRecipe(r=2))
-    assert train(replace(recipe, dpo=DPORecipe(layout="tree"))).losses[-1]["rewards/margins"] > 0.1
-
-
-@pytest.mark.slow
-def test_merges_adapters_into_trained_layers_only(work: Path, tmp_path: Path):
-    train(recipe_in(work, tmp_path / "out", epochs=1, lora=LoraRecipe(r=2, target_modules=["q_proj"], merge=True)))
-    before, after = (load_file(path / "model.safetensors") for path in (work / "model", tmp_path / "out"))
-    changed = {name for name in before if not torch.equal(before[name], after[name])}
-    assert before.keys() == after.keys()
-    assert changed == {"model.layers.0.self_attn.q_proj.weight"}
-
-
-# -- kill and resume -------------------------------------------------------------------------------------
-
-
 KILLED_WHILE_SAVING = """
 import os, signal, sys
 from transformers import Trainer
@@ -263,10 +186,8 @@ main(sys.argv[1:])
 @pytest.mark.slow
 def test_killed_run_ends_with_the_same_weights(work: Path, tmp_path: Path):
     model = shutil.copytree(work / "model", tmp_path / "model")
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(
-        json.dumps(config | {"attention_dropout": 0.1})
-    )  # makes the result depend on the random state
+    config = json.loads((model / "config.json").read_text()) | {"attention_dropout": 0.1}
+    (model / "config.json").write_text(json.dumps(config))  # the result depends on the random state
     changes = {"epochs": 15, "batch_size": 1, "gradient_accumulation": 2, "save_steps": 7}
     recipe = recipe_in(work, tmp_path / "whole", model=str(model), **changes)
     whole = train(recipe)
@@ -290,38 +211,10 @@ def test_killed_run_ends_with_the_same_weights(work: Path, tmp_path: Path):
     assert all(torch.equal(expected[name], weights[name]) for name in expected)
 
 
-def test_skips_incomplete_checkpoints(tmp_path: Path):
-    for step in (2, 10, 12):
-        checkpoint = tmp_path / f"checkpoint-{step}"
-        checkpoint.mkdir()
-        (checkpoint / "model.safetensors").write_bytes(b"weights")
-        if step < 12:  # a run killed before the marker is written
-            arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-            MarkComplete().on_save(arguments, TrainerState(global_step=step), TrainerControl())
-    assert not (tmp_path / "checkpoint-2").exists()
-    assert newest_complete(tmp_path) == tmp_path / "checkpoint-10"
-    weights = tmp_path / "checkpoint-10" / "model.safetensors"
-    weights.write_bytes(b"wei")
-    assert newest_complete(tmp_path) is None
-    weights.unlink()
-    assert newest_complete(tmp_path) is None
-
-
-# -- errors ----------------------------------------------------------------------------------------------
-
-
 def test_rejects_run_directory_of_earlier_version(work: Path, tmp_path: Path):
     (tmp_path / "run.json").write_text('{"recipe": {"stage": "sft", "lr": 0.01, "beta": 0.4}}')
     with pytest.raises(UserError, match=r"holds a run of an earlier version, whose recipe has other keys \(beta\)"):
         train(recipe_in(work, tmp_path))
-
-
-@pytest.mark.slow
-def test_names_nested_keys_that_differ(work: Path, tmp_path: Path):
-    recipe = recipe_in(work, tmp_path / "out", stage="dpo", epochs=1)
-    train(recipe)
-    with pytest.raises(UserError, match=r"differs in dpo.beta \(was 0.4, is 0.2\); choose another output_dir"):
-        train(replace(recipe, dpo=DPORecipe(beta=0.2)))
 
 
 def test_names_line_of_invalid_record(work: Path, tmp_path: Path):
@@ -334,29 +227,6 @@ def test_names_line_of_invalid_record(work: Path, tmp_path: Path):
         "give a file that `rag-train synth` wrote, or fix the line"
     )
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_infinite_loss_stops_run(work: Path, tmp_path: Path):
-    with pytest.raises(UserError, match=r"^step \d+: the loss is infinite or NaN; lower lr"):
-        train(recipe_in(work, tmp_path / "out", lr=1e20, warmup_ratio=0.0))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"lora": LoraRecipe(target_modules=["nope"])}, r"model .*: Target modules \{'nope'\} not found"),
-        ({"report_to": "tensorboard"}, "report_to=tensorboard: the package is not installed"),
-        ({"chat": True}, "has no chat template; set chat=auto"),
-        ({"output_dir": "/dev/null/x"}, "output_dir /dev/null/x: Not a directory; choose another"),
-    ],
-)
-def test_rejects_wrong_settings(
-    work: Path, tmp_path: Path, changes: dict, message: str, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("rag_train.training.load.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=message):
-        train(replace(recipe_in(work, tmp_path / "out"), **changes))
 
 
 def test_rejects_tokenizer_larger_than_vocabulary(work: Path, tmp_path: Path):
@@ -397,7 +267,33 @@ def test_a_hub_model_keeps_the_commit_that_its_run_began_with(
         train(replace(recipe, revision="v2"))
 
 
-def test_a_directory_has_no_revision(work: Path, tmp_path: Path):
-    with pytest.raises(UserError, match=r"revision=v1: model .* is a directory; remove the revision"):
-        train(recipe_in(work, tmp_path / "out", revision="v1"))
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lora": LoraRecipe(target_modules=["nope"])}, r"model .*: Target modules \{'nope'\} not found"),
+        ({"report_to": "tensorboard"}, "report_to=tensorboard: the package is not installed"),
+        ({"chat": True}, "has no chat template; set chat=auto"),
+        ({"output_dir": "/dev/null/x"}, "output_dir /dev/null/x: Not a directory; choose another"),
+        ({"quantize": "4bit"}, "quantize=4bit: quantised weights cannot be trained; set lora.r=16 as well"),
+        ({"quantize": "4bit", "lora": LoraRecipe()}, "quantize=4bit: bitsandbytes is not installed; run pip"),
+        ({"dpo": DPORecipe()}, "dpo: stage is sft; remove the section dpo or set stage: dpo"),
+        ({"stage": "dpo", "sft": SFTRecipe()}, "sft: stage is dpo; remove the section sft or set stage: sft"),
+        (
+            {"stage": "dpo", "dpo": DPORecipe(label_smoothing=0.1, loss="ipo")},
+            "dpo.label_smoothing: not possible with dpo.loss=ipo; set dpo.loss=sigmoid",
+        ),
+        (
+            {"sft": SFTRecipe(pack_tokens=500)},
+            "batch_size=4: with sft.pack_tokens, each packed row is a batch",
+        ),
+        ({"keep": "best"}, "keep=best: needs held-out examples; set eval_data=FILE as well"),
+        ({"patience": 3}, "patience=3: needs held-out examples; set eval_data=FILE as well"),
+        ({"revision": "v1"}, "revision=v1: model .* is a directory; remove the revision"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(
+    work: Path, tmp_path: Path, changes: dict, message: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("rag_train.training.load.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=message):
+        train(recipe_in(work, tmp_path / "out", **changes))

@@ -158,15 +158,3 @@ def test_refuses_questions_that_are_also_trained_on(work: Path, tmp_path: Path):
         )
     with pytest.raises(UserError, match="ask questions that are in data"):
         train(replace(recipe_for(work, tmp_path / "out", stage="sft"), eval_data=work / "sft.jsonl"))
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"keep": "best"}, "keep=best: needs held-out examples; set eval_data=FILE as well"),
-        ({"patience": 3}, "patience=3: needs held-out examples; set eval_data=FILE as well"),
-    ],
-)
-def test_validation_keys_need_held_out_examples(work: Path, tmp_path: Path, keys: dict, message: str):
-    with pytest.raises(UserError, match=message):
-        recipe_in(work, tmp_path, **keys)
