@@ -20,7 +20,7 @@ from rag_train.errors import not_installed
 try:
     import matplotlib
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 except ImportError as error:
     raise not_installed(error, "eval") from error
 
@@ -113,6 +113,12 @@ def logarithmic(axis: Any) -> None:
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter("{x:,g}")
     axis.set_minor_formatter(NullFormatter())
+
+
+def ticks(low: float, high: float, log: bool = False, whole: bool = False) -> list[float]:
+    """Return round values on an axis from ``low`` to ``high``: 1, 2 and 5 times powers of ten if it is ``log``."""
+    locator = LogLocator(subs=(1, 2, 5)) if log else MaxNLocator(5, integer=whole)
+    return [float(tick) for tick in locator.tick_values(low, high) if low <= tick <= high]
 
 
 def label_points(axes: Any, points: Sequence[tuple[str, float, float, str]]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,21 @@ from markupsafe import Markup
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from rag_train.jobs.files import write_text
-from rag_train.pages.scale import Choices, Scale, label, round_ends
+from rag_train.pages.plots import color, draw, label_points, logarithmic, ticks
 from rag_train.sweeps.file import Sweep
 from rag_train.sweeps.study import Trial, best_of, front_of
 from rag_train.table import NOTHING, Table
-from rag_train.templates import template
+from rag_train.templates import inline, template
 from rag_train.training.result import RESULT
 
-STRIDE, TOP, BOTTOM = 210, 44, 330
-"""Distance between the axes of the parallel coordinates, and the heights of their ends, in SVG units."""
-WIDTH, HEIGHT = 360, 260
-"""Size of a plot of the metric, in SVG units."""
 POINTS = 200
 """Maximum number of points of a training's curve."""
+NAMED = 10
+"""Number of the best trials that a plot names."""
+FIFTHS = ("first", "second", "third", "fourth", "last")
+FRONT = "The line is the Pareto front: no other trial is as good with fewer trained parameters."
+PLOT, LONG = (5.2, 3.4), (7.6, 3.6)
+"""Sizes of plots in inches."""
 
 
 def trials_table(sweep: Sweep, trials: list[Trial]) -> Table:
@@ -43,7 +46,7 @@ def trials_table(sweep: Sweep, trials: list[Trial]) -> Table:
     rows = [
         [
             str(trial.number),
-            *(label(value) for value in trial.parameters.values()),
+            *map(_label, trial.parameters.values()),
             NOTHING if trial.value is None else f"{trial.value:.6g}",
             *size(trial),
             f"{trial.seconds:.0f}",
@@ -63,16 +66,6 @@ def trials_table(sweep: Sweep, trials: list[Trial]) -> Table:
     )
 
 
-@dataclass(frozen=True)
-class Line:
-    """A trial's lines: its class, which says its rank, its tooltip, and the curve of its training."""
-
-    trial: Trial
-    rank: str
-    tooltip: str
-    curve: list[tuple[float, float]]
-
-
 def write_page(path: Path, sweep: Sweep, trials: list[Trial]) -> None:
     """Write the page to ``path``, in the directory of the sweep.
 
@@ -80,37 +73,96 @@ def write_page(path: Path, sweep: Sweep, trials: list[Trial]) -> None:
     vary and the metric; the metric against each parameter and, if they differ, against the trained parameters, with
     the Pareto front; and its course during the trainings.
     """
-    ranked, front = best_of(sweep, trials), front_of(sweep, trials)
-    varied = {name: d for name, d in sweep.space.items() if not d.single()}
-    values = [trial.value for trial in ranked if trial.value is not None]
-    lines = [_line(path.parent, sweep, trial, rank, len(ranked)) for rank, trial in enumerate(ranked)]
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    metric = Scale(low, high if high > low else low + 1.0, BOTTOM, TOP)
-    axes = [*((name, _scale(d, BOTTOM, TOP)) for name, d in varied.items()), (sweep.metric, metric)]
+    ranked = best_of(sweep, trials)
+    style, _ = inline("pages/base.css", "pages/plots.css")
     page = template("sweeps/page.html.jinja").render(
         title=sweep.path.stem,
         sweep=sweep,
         best=ranked[0] if ranked else None,
+        value=_label(ranked[0].value) if ranked else "",
         command=shlex.join(sweep.command(ranked[0].parameters, "report_to=none")) if ranked else "",
-        axes=[(110 + STRIDE * i, name, scale) for i, (name, scale) in enumerate(axes)],
-        lines=lines[::-1],  # drawn in this order, so that the best trial is on top
-        y=Scale(*round_ends(values), HEIGHT - 46, 14),
-        scatters=[(name, _scale(d, 62, WIDTH - 24)) for name, d in varied.items()],
-        front=front,
-        millions=Scale(*_ends(trials), 62, 2 * WIDTH - 24, log=True) if front else None,
-        course=_course([point for line in lines for point in line.curve]),
+        plots=_Plots(path.parent, sweep, ranked).drawn() if ranked else [],
         table=Markup(trials_table(sweep, trials).html()),
-        label=label,
-        size=(200 + STRIDE * (len(axes) - 1), TOP, BOTTOM, WIDTH, HEIGHT),
+        style=style,
     )
     write_text(path, page)
 
 
-def _line(directory: Path, sweep: Sweep, trial: Trial, rank: int, count: int) -> Line:
-    values = {**trial.parameters, sweep.metric: trial.value}
-    tooltip = f"trial {trial.number}: " + ", ".join(f"{name} {label(value)}" for name, value in values.items())
-    curve = _curve(directory / f"{trial.number:04d}" / RESULT, sweep.metric)
-    return Line(trial, f"s{5 - rank * 5 // count}" if rank else "best", tooltip, curve)
+class _Plots:
+    """The plots of the finished trials, the best one first; lighter colours are lower ranks."""
+
+    def __init__(self, directory: Path, sweep: Sweep, ranked: list[Trial]):
+        self.metric, self.front = sweep.metric, front_of(sweep, ranked)
+        self.axes = {name: _axis(each) for name, each in sweep.space.items() if not each.single()}
+        shades = [color("c1"), *(color(f"s{5 - rank * 5 // len(ranked)}") for rank in range(1, len(ranked)))]
+        self.trials = list(zip(ranked, shades, strict=True))[::-1]  # drawn in this order: the best trial is on top
+        curves = [_curve(directory / f"{trial.number:04d}" / RESULT, self.metric) for trial, _ in self.trials]
+        self.curves = [(curve, shade) for curve, (_, shade) in zip(curves, self.trials, strict=True) if curve]
+
+    def drawn(self) -> list[tuple[str, str, Markup, bool]]:
+        """Return title, caption, plot and whether it is wide, of each plot."""
+        wide = (2.4 + 2.0 * len(self.axes), 4.0)
+        plots = [("All parameters", "", draw("A line for every finished trial", wide, self.coordinates), True)]
+        for name in self.axes:
+            title = f"{self.metric} against {name}"
+            plots.append((title, "", draw(title, PLOT, partial(self.against, name)), False))
+        if self.front:
+            title = f"{self.metric} against trained parameters"
+            plots.append((title, FRONT, draw(title, LONG, self.sizes), True))
+        if self.curves:
+            title = f"{self.metric} during training"
+            plots.append((title, "", draw(title, LONG, self.course), True))
+        return plots
+
+    def coordinates(self, figure: Any) -> None:
+        """Draw parallel coordinates."""
+        plot, right = figure.subplots(), len(self.axes)
+        values = [trial.value or 0.0 for trial, _ in self.trials]
+        low, span = min(values), (max(values) - min(values)) or 1.0
+        plot.set(xlim=(0, right + 0.2), ylim=(-0.03, 1.03), xticks=range(right + 1), yticks=[])
+        plot.set_xticklabels([*self.axes, self.metric])
+        plot.spines["left"].set_visible(False)
+        names = []
+        for trial, shade in self.trials:
+            places = [place(trial.parameters[name]) for name, (place, _) in self.axes.items()]
+            places.append(((trial.value or 0.0) - low) / span)
+            plot.plot(places, color=shade)
+            names.append((f"{_label(trial.value)}, trial {trial.number}", right, places[-1], shade))
+        for at, (place, values) in enumerate(self.axes.values()):
+            for value in values:
+                plot.annotate(_label(value), (at, place(value)), (4, 0), textcoords="offset points", va="center")
+        for name, shade in [("best", "c1"), *((f"{each} fifth", f"s{5 - i}") for i, each in enumerate(FIFTHS))]:
+            plot.plot([], [], color=color(shade), label=name)
+        label_points(plot, names[-NAMED:])
+        figure.legend(loc="outside lower left", ncols=6)
+
+    def against(self, name: str, figure: Any) -> None:
+        """Draw the metric against a parameter."""
+        plot, (place, values) = figure.subplots(), self.axes[name]
+        for trial, shade in self.trials:
+            plot.plot(place(trial.parameters[name]), trial.value, "o", color=shade)
+        plot.set(xlabel=name, ylabel=self.metric, xlim=(-0.05, 1.05))
+        plot.set_xticks([place(value) for value in values], [_label(value) for value in values])
+
+    def sizes(self, figure: Any) -> None:
+        """Draw the metric against the trained parameters."""
+        plot = figure.subplots()
+        plot.set_xscale("log")
+        logarithmic(plot.xaxis)
+        sized = [(trial.size / 1e6, trial.value, shade) for trial, shade in self.trials if trial.size]
+        front = [((trial.size or 0) / 1e6, trial.value) for trial in self.front]
+        front.append((max(size for size, _, _ in sized), front[-1][1]))
+        plot.step(*zip(*front, strict=True), where="post", color=color("c1"))
+        for size, value, shade in sized:
+            plot.plot(size, value, "o", color=shade)
+        plot.set(xlabel="trained parameters, millions", ylabel=self.metric)
+
+    def course(self, figure: Any) -> None:
+        """Draw the metric during the trainings."""
+        plot = figure.subplots()
+        for points, shade in self.curves:
+            plot.plot(*zip(*points, strict=True), color=shade)
+        plot.set(xlabel="step", ylabel=self.metric)
 
 
 def _curve(result: Path, metric: str) -> list[tuple[float, float]]:
@@ -123,25 +175,23 @@ def _curve(result: Path, metric: str) -> list[tuple[float, float]]:
     return [points[i * len(points) // POINTS] for i in range(POINTS)] if len(points) > POINTS else points
 
 
-def _ends(trials: Sequence[Trial]) -> tuple[float, float]:
-    """Return the ends of an axis for the trials' trained parameters, in millions."""
-    sizes = [trial.size / 1e6 for trial in trials if trial.size]
-    return 0.9 * min(sizes), 1.1 * max(sizes)
-
-
-def _course(points: Sequence[tuple[float, float]]) -> tuple[Scale, Scale] | None:
-    """Return the axes of the trainings' curves, or None without any."""
-    if not points:
-        return None
-    steps, values = zip(*points, strict=True)
-    return Scale(*round_ends(steps), 62, 2 * WIDTH - 24), Scale(*round_ends(values), HEIGHT - 46, 14)
-
-
-def _scale(distribution: BaseDistribution, start: float, end: float) -> Scale | Choices:
-    """Return the scale of a parameter."""
+def _axis(distribution: BaseDistribution) -> tuple[Callable[[Any], float], list[Any]]:
+    """Return a function from a parameter's values to places on an axis from 0 to 1, and the values of ticks."""
     if isinstance(distribution, CategoricalDistribution):
         choices: list[Any] = list(distribution.choices)
-        numbers = all(isinstance(choice, int | float) for choice in choices)
-        return Choices(sorted(choices) if numbers else choices, start, end)
+        if all(isinstance(choice, int | float) for choice in choices):
+            choices.sort()
+        return lambda value: (choices.index(value) + 0.5) / len(choices), choices
     assert isinstance(distribution, IntDistribution | FloatDistribution)
-    return Scale(distribution.low, distribution.high, start, end, distribution.log)
+    low, high = distribution.low, distribution.high
+    warp: Callable[[float], float] = math.log if distribution.log else float
+    whole = isinstance(distribution, IntDistribution)
+    values = [int(tick) if whole else tick for tick in ticks(low, high, distribution.log, whole)]
+    return lambda value: (warp(value) - warp(low)) / (warp(high) - warp(low)), values
+
+
+def _label(value: Any) -> str:
+    """Format a value: a float with four digits, text without quotes, any other value as JSON."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value)

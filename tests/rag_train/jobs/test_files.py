@@ -13,7 +13,7 @@ from rag_train.schema import Passage
 def test_writers_of_the_same_file_do_not_disturb_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F7: shards that finished together shared the name of the temporary file, and one of them stopped."""
+    """Shards that finished together shared the name of the temporary file, and one of them stopped."""
     file = tmp_path / "a.jsonl"
     replace = Path.replace
 

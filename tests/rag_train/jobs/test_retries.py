@@ -36,6 +36,10 @@ class Failing:
     async def aclose(self) -> None: ...
 
 
+async def fails() -> None:
+    raise EngineError("down")
+
+
 def simulated(work: Coroutine[Any, Any, Any]) -> tuple[Any, float]:
     """Run ``work``; return its result and the seconds of simulated time that it took."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
@@ -72,7 +76,7 @@ def test_completed_calls_are_not_repeated(failures: set[int]) -> None:
 
 
 def test_nothing_is_carried_over_from_item_to_item() -> None:
-    """R9: the depth of an item's calls was added to that of the item before."""
+    """The depth of an item's calls was added to that of the item before."""
     depths: list[int] = []
 
     async def main() -> None:
@@ -85,9 +89,6 @@ def test_nothing_is_carried_over_from_item_to_item() -> None:
 
 
 def test_an_item_without_progress_is_given_up_after_the_patience() -> None:
-    async def fails() -> None:
-        raise EngineError("down")
-
     async def main() -> None:
         items = Patience(100.0, 1)
         with pytest.raises(EngineError):
@@ -99,13 +100,12 @@ def test_an_item_without_progress_is_given_up_after_the_patience() -> None:
 
 
 def test_an_item_is_given_up_at_once_if_the_service_asks_for_a_longer_wait() -> None:
-    async def main() -> None:
+    async def work() -> None:
         error = ServiceError("a day")
         error.wait = 86_400.0
+        raise error
 
-        async def work() -> None:
-            raise error
-
+    async def main() -> None:
         with pytest.raises(ServiceError, match="a day"):
             await Patience(100.0, 1).complete(work, ItemState())
 
@@ -113,9 +113,6 @@ def test_an_item_is_given_up_at_once_if_the_service_asks_for_a_longer_wait() -> 
 
 
 def test_the_run_ends_when_as_many_items_as_are_in_progress_stay_open_in_a_row() -> None:
-    async def fails() -> None:
-        raise EngineError("down")
-
     async def works() -> int:
         return 1
 
@@ -155,7 +152,7 @@ def test_mistakes_of_the_user_are_not_tried_again() -> None:
     ],
 )
 def test_only_plain_value_errors_of_an_engine_are_about_length(error: ValueError, raised: type[ValueError]) -> None:
-    """F6: every ValueError was counted as too long."""
+    """Every ValueError was counted as too long."""
 
     class Refuses(Failing):
         async def complete(self, prompt: str, sampling: Sampling) -> Completion:

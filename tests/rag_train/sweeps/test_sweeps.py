@@ -7,23 +7,26 @@ import csv
 import fcntl
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from markupsafe import Markup
+from matplotlib.figure import Figure
 from support.paths import ROOT
 from support.training import pair
 from support.training import write as write_records
 
 from rag_train.errors import UserError
-from rag_train.sweeps.file import load_sweep
+from rag_train.pages.plots import draw
+from rag_train.sweeps.file import Sweep, load_sweep
 from rag_train.sweeps.page import trials_table, write_page
 from rag_train.sweeps.run import _require_same_sweep, run_sweep
 from rag_train.sweeps.study import Study, Trial, best_of, front_of, total_trials
@@ -187,9 +190,7 @@ def test_killed_sweep_continues(write_sweep, tmp_path: Path):
     sweep.terminate()
     assert sweep.wait() == 128 + signal.SIGTERM
     with (out / "lock").open() as lock:
-        fcntl.flock(
-            lock, fcntl.LOCK_EX | fcntl.LOCK_NB
-        )  # would fail if the training, which inherits the lock, were alive
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if the training, which inherits it, is alive
     assert json.loads((out / "0000" / "trial.json").read_text())["state"] == "running"
 
     result = run_sweep(load_sweep(path), out, parallel=2)
@@ -214,16 +215,15 @@ def test_ranks_trials_on_held_out_examples(write_sweep, tmp_path: Path):
     for trial in result.trials:
         assert trial.size
         training = json.loads((tmp_path / "out" / f"{trial.number:04d}" / "training.json").read_text())
-        assert trial.value == max(entry["eval_accuracy"] for entry in training["validation"])
-        assert (
-            next(e for e in training["validation"] if e["eval_accuracy"] == trial.value)["step"]
-            == (training["kept_step"])
-        )
+        best = max(training["validation"], key=lambda entry: entry["eval_accuracy"])  # the first of equals
+        assert (trial.value, training["kept_step"]) == (best["eval_accuracy"], best["step"])
     assert "on held-out examples, of the weights kept" in (tmp_path / "out" / "sweep.html").read_text()
 
 
 @pytest.mark.parametrize(("goal", "sign"), [("maximize", 1), ("minimize", -1)])
-def test_the_front_has_the_trials_that_no_smaller_one_equals(write_sweep, tmp_path: Path, goal: str, sign: int):
+def test_the_front_has_the_trials_that_no_smaller_one_equals(
+    write_sweep, tmp_path: Path, monkeypatch, goal: str, sign: int
+):
     sweep = load_sweep(write_sweep(metric={"name": "train/rewards/margins", "goal": goal}))
     points = [(8, 0.5), (1, 0.2), (4, 0.5), (2, 0.1), (2, 0.3), (16, 0.9), (4, 0.5), (32, 0.9)]
     trials = [
@@ -235,36 +235,48 @@ def test_the_front_has_the_trials_that_no_smaller_one_equals(write_sweep, tmp_pa
     assert front_of(sweep, [replace(trial, size=7) for trial in trials]) == []
     table = trials_table(sweep, trials)
     assert {row[0] for row in table.rows if row[table.columns.index("front")]} == {"1", "4", "2", "5"}
-    write_page(tmp_path / "sweep.html", sweep, trials)
-    page = (tmp_path / "sweep.html").read_text()
-    assert page.count("<circle") == 4 * len(trials)
-    [path] = re.findall('<path class="line best" d="M([^"]*)"', page)
-    assert path.count("V") == len(front) - 1
-    write_page(tmp_path / "sweep.html", sweep, [replace(trial, size=None) for trial in trials])
-    assert "Pareto" not in (tmp_path / "sweep.html").read_text()
+    figures = drawn(monkeypatch, tmp_path, sweep, trials)
+    line, *points = figures["rewards/margins against trained parameters"].axes[0].lines
+    assert len(points) == len(trials) and line.get_xdata().tolist() == [0.001, 0.002, 0.004, 0.016, 0.032]
+    assert not any("trained" in title for title in drawn(monkeypatch, tmp_path, sweep, trials[:1]))
 
 
-def test_page_escapes_text_and_draws_each_finished_trial(write_sweep, tmp_path: Path):
-    """U12: labels were struck through by lines, and nothing showed the course of a training or the best command."""
+def drawn(monkeypatch: pytest.MonkeyPatch, folder: Path, sweep: Sweep, trials: list[Trial]) -> dict[str, Figure]:
+    """Write the page, and return its plots by title."""
+    figures: dict[str, Figure] = {}
+
+    def record(title: str, size: tuple[float, float], plot: Callable[[Figure], object]) -> Markup:
+        def kept(figure: Figure) -> None:
+            figures[title] = figure
+            plot(figure)
+
+        return draw(title, size, kept)
+
+    monkeypatch.setattr("rag_train.sweeps.page.draw", record)
+    write_page(folder / "sweep.html", sweep, trials)
+    return figures
+
+
+def test_page_escapes_text_and_draws_each_finished_trial(write_sweep, tmp_path: Path, monkeypatch):
     sweep = load_sweep(write_sweep(description="<script>alert(1)</script>"))
     trials = [
         outcome(Trial(i, {"dpo.beta": [0.1, 0.4][i % 2], "lr": 1e-4 * (i + 1), "lora.r": i + 1})) for i in range(7)
     ]
     for shown in ([], trials[:1], trials[1:2], trials):
-        write_page(tmp_path / "sweep.html", sweep, shown)
+        figures = drawn(monkeypatch, tmp_path, sweep, shown)
         page = (tmp_path / "sweep.html").read_text()
         finished = sum(trial.state == "finished" for trial in shown)
-        assert page.count("<polyline") == finished and page.count("<circle") == 3 * finished
-        assert "<script" not in page and "<b>" not in page and "http" not in page.replace("http-equiv", "")
-    assert page.count('<rect class="behind"') > 12  # a background for every label of the parallel coordinates
+        assert page.count("<figure") == 1 + len(figures) == (5 if finished else 1)
+        for name in sweep.space if finished else ():
+            assert len(figures[f"rewards/margins against {name}"].axes[0].lines) == finished
+        assert "<script" not in page and "<b>" not in page
     command = sweep.command(best_of(sweep, trials)[0].parameters, "report_to=none")
     assert f'<pre tabindex="0">{shlex.join(command)}</pre>' in page
     (tmp_path / "0000").mkdir()
     losses = [{"step": step, "rewards/margins": step / 100} for step in range(1, 1000)]
     (tmp_path / "0000/training.json").write_text(json.dumps({"losses": losses, "validation": []}))
-    write_page(tmp_path / "sweep.html", sweep, trials)
-    *_, course = re.findall('<polyline class="[^"]*" points="([^"]*)"', (tmp_path / "sweep.html").read_text())
-    assert len(course.split()) == 200
+    [course] = drawn(monkeypatch, tmp_path, sweep, trials)["rewards/margins during training"].axes[0].lines
+    assert len(course.get_xdata()) == 200
     assert trials_table(sweep, trials).rows[0][0] == "6"
 
 

@@ -55,6 +55,17 @@ def recipe_for(world: Path, output: Path, **keys: Any) -> TrainRecipe:
     return recipe_in(world, output, **keys)
 
 
+def recipe_of_mini_world(
+    world: World, model: Path, output: Path, questions: int, credit: str, **keys: Any
+) -> TrainRecipe:
+    """A recipe of one epoch on questions of the mini world, whose index is beside ``output``."""
+    write(output.parent / "rl.jsonl", [q for q in world.questions("train") if q.hops == 2][:questions])
+    build_bm25(world.corpus(), output.parent / "index")
+    keys |= {"credit": credit, "scale": "none" if credit == "tree" else "group", "branches": 1, "call_tokens": 48}
+    keys |= {"max_tokens": 512, "batch_size": 8, "epochs": 1}
+    return replace(recipe_for(output.parent, output, **keys), model=str(model))
+
+
 def made_of(row: Row, trajectory: Trajectory, reward: float, *branches: Branch) -> Rollout:
     parts = dict.fromkeys(PARTS, 0.0) | {"exact_match": reward}
     return Rollout(trajectory, reward, replace(row), 1, 1, list(branches), parts)
@@ -65,9 +76,6 @@ def rollout(reward: float, *branches: Branch, decisions: dict[int, int] | None =
     return Rollout(EMPTY, reward, row, 0, 0, list(branches))
 
 
-# -- advantages ------------------------------------------------------------------------------------------
-
-
 def test_a_decision_has_the_difference_of_its_subtrees_and_other_tokens_that_of_the_rollout():
     """A tree by hand: at its first step the rollout did not search, which leads to 0 and 0, and searching to 1 and
     0.5; at the next one it decided well."""
@@ -75,10 +83,7 @@ def test_a_decision_has_the_difference_of_its_subtrees_and_other_tokens_that_of_
     later = Branch(1, taken=[1.0], other=[0.5])
     group = [rollout(0.0, branch, later, decisions={0: 2, 1: 0}), rollout(1.0)]
     assert token_advantages(group[0], -0.5, group, 4).tolist() == [0.5, -0.5, -0.75, -0.5]
-
-
-def test_without_a_branch_all_tokens_have_the_rollouts():
-    assert token_advantages(rollout(1.0), 0.5, [rollout(1.0), rollout(0.0)], 3).tolist() == [0.5] * 3
+    assert token_advantages(group[1], 0.5, group, 3).tolist() == [0.5] * 3
 
 
 @pytest.mark.parametrize("branches", [[], [Branch(0, taken=[1.0], other=[1.0])]])
@@ -87,12 +92,10 @@ def test_equal_rewards_give_no_advantage(branches: list[Branch]):
     assert not token_advantages(group[0], 1e-8, group, 3).any()
 
 
-# -- the loss --------------------------------------------------------------------------------------------
-
-
-def hand_made(monkeypatch: pytest.MonkeyPatch, recipe: TrainRecipe, checkpoints: Path, made: list[Rollout]):
-    """A trainer and its batch of the rollouts ``made``."""
-    checkpoints.mkdir()
+def hand_made(monkeypatch: pytest.MonkeyPatch, world: Path, folder: Path, made: list[Rollout], **keys: Any):
+    """A trainer and its batch of the rollouts ``made``, in groups of two."""
+    (checkpoints := folder / "checkpoints").mkdir()
+    recipe = recipe_for(world, folder / "out", group=2, **keys)
     rows, _ = question_rows(recipe.data, TOKENIZER, Rewards({}, {}))
     trainer = rl_trainer(recipe, rows, TOKENIZER, checkpoints)
 
@@ -112,12 +115,8 @@ def test_only_sampled_tokens_of_groups_with_different_rewards_have_a_gradient(
     """The gradient by the log-probability of each token, in one pass over two groups of two rollouts."""
     row = encode_rollout(TOKENIZER, searched(), 999)
     assert 0 in row.trained[1:-1]
-    answers = ["Rome", "Oslo", "Oslo", "Oslo"]
-    made = [
-        made_of(row, EMPTY.model_copy(update={"answer": answer}), float(answer == "Rome")) for answer in answers
-    ]
-    recipe = recipe_for(world, tmp_path / "out", group=2)
-    trainer, batch = hand_made(monkeypatch, recipe, tmp_path / "checkpoints", made)
+    made = [made_of(row, EMPTY, reward) for reward in (1.0, 0.0, 0.0, 0.0)]
+    trainer, batch = hand_made(monkeypatch, world, tmp_path, made)
     logprobs = torch.full_like(batch["completion_ids"], -1.0, dtype=torch.float32, requires_grad=True)
     computed = (logprobs, torch.zeros_like(logprobs), None)
     monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", lambda *_, **__: computed)
@@ -139,8 +138,7 @@ def test_gap_between_engine_and_trainer_is_logged_and_its_weight_limited(
     row = encode_rollout(TOKENIZER, searched(), 999)
     row.logprobs = [-99.0 * flag for flag in row.trained]
     made = [made_of(row, EMPTY, reward) for reward in (0.0, 1.0)]
-    recipe = recipe_for(world, tmp_path / "out", group=2, correction=1.5)
-    trainer, batch = hand_made(monkeypatch, recipe, tmp_path / "checkpoints", made)
+    trainer, batch = hand_made(monkeypatch, world, tmp_path, made, correction=1.5)
     weights = batch["importance_sampling_ratio"][:, : len(row.trained)]
     assert set(weights[:, torch.tensor(row.trained) == 1].unique().tolist()) == {1.5}
     [gap] = trainer._metrics["train"]["sampling/sampling_logp_difference/mean"]
@@ -160,13 +158,9 @@ def test_measures_of_the_decisions_are_without_the_noise_of_single_rollouts(
     row = encode_rollout(TOKENIZER, searched(), 999)
     coins = product(taken, taken, (0, 1), (0, 1))
     made = [made_of(row, trajectory, 0.0, Branch(0, [a, b], [c, d])) for a, b, c, d in coins]
-    recipe = recipe_for(world, tmp_path / "out", group=2)
-    trainer, _ = hand_made(monkeypatch, recipe, tmp_path / "checkpoints", made)
+    trainer, _ = hand_made(monkeypatch, world, tmp_path, made)
     found = trainer._metrics["train"]
     assert (found["decisions/signal"], found["decisions/retrieval_gain"]) == ([signal], [gain])
-
-
-# -- runs ------------------------------------------------------------------------------------------------
 
 
 def metrics(output: Path) -> list[dict[str, float]]:
@@ -282,16 +276,10 @@ def test_a_price_lowers_the_retrieval_rate(
     adapter, as on GPUs.
     """
     monkeypatch.setattr("rag_train.training.rl.policy.serves_adapters", lambda: adapters)
-    write(tmp_path / "rl.jsonl", [q for q in mini_world.questions("train") if q.hops == 2][:24])
-    build_bm25(mini_world.corpus(), tmp_path / "index")
-    costs = {"reward": {"exact_match": 0}, "price": {"retrievals": 1}, "credit": credit}
-    costs |= {"scale": "none" if credit == "tree" else "group"}
-    sizes = {"branches": 1, "group": 4, "call_tokens": 48, "max_tokens": 512, "batch_size": 8}
-    recipe = recipe_for(tmp_path, tmp_path / "out", **costs, **sizes, **keys)
+    costs = {"reward": {"exact_match": 0}, "price": {"retrievals": 1}}
+    recipe = recipe_of_mini_world(mini_world, mini_model, tmp_path / "out", 24, credit, **costs, **keys)
     lr = 1e-2 if recipe.lora else 1e-3
-    result = train(
-        replace(recipe, model=str(mini_model), lr=lr, epochs=1, schedule="constant_with_warmup", warmup_ratio=0)
-    )
+    result = train(replace(recipe, lr=lr, schedule="constant_with_warmup", warmup_ratio=0))
     rows = metrics(tmp_path / "out")
     assert result.steps == len(rows) == 6
     searched = [row["decisions/retrieve"] for row in rows]
@@ -313,18 +301,9 @@ def test_a_price_lowers_the_retrieval_rate(
 @pytest.mark.slow
 def test_two_processes_train_as_one(mini_world: World, mini_model: Path, tmp_path: Path, config: str, engine: str):
     """The rollouts, their credit and the loss are those of one process; half of them are made by either process."""
-    write(tmp_path / "rl.jsonl", [q for q in mini_world.questions("train") if q.hops == 2][:12])
-    build_bm25(mini_world.corpus(), tmp_path / "index")
-    keys = {
-        "credit": "tree",
-        "scale": "none",
-        "branches": 1,
-        "price": {"retrievals": 0.5},
-        "call_tokens": 48,
-    }
-    keys |= {"max_tokens": 512, "batch_size": 8, "gradient_accumulation": 1, "global_batch": 16, "epochs": 1}
-    recipe = recipe_for(tmp_path, tmp_path / "two", **keys, engine=engine)
-    recipe = replace(recipe, model=str(mini_model), lr=1e-3)
+    keys = {"price": {"retrievals": 0.5}, "engine": engine, "gradient_accumulation": 1, "global_batch": 16}
+    recipe = recipe_of_mini_world(mini_world, mini_model, tmp_path / "two", 12, "tree", **keys)
+    recipe = replace(recipe, lr=1e-3)
     train(replace(recipe, output_dir=str(tmp_path / "one")))
     ended = launch(config, recipe, tmp_path)
     assert ended.returncode == 0, ended.stderr
