@@ -90,7 +90,6 @@ bench: .venv/.ready
 
 docs: .venv/.ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --config-file docs/mkdocs.yml
-	$(BIN)/python docs/check_site.py build/docs
 
 clean:
 	rm -rf .venv runs build *.egg-info

@@ -7,9 +7,11 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from typer import Context
+from typer.cli import get_docs_for_click
 from typer.main import get_command
 
 from rag_train.cli.app import app
@@ -39,6 +41,11 @@ from rag_train.sweeps.file import SweepFile
 from rag_train.training.recipe import TrainRecipe
 
 NOTE = "<!-- Generated from the code by docs/reference.py. -->\n"
+
+COMMANDS = (
+    "Each command prints its options with `--help`. A mistake in the input ends a command with exit code 2 and "
+    "one line that says what is wrong, where, and what to do. `--json` prints a summary for scripts."
+)
 
 RECIPES: list[tuple[str, str, type]] = [
     ("Training", "rag-train train RECIPE`, `python -m rag_train.train RECIPE", TrainRecipe),
@@ -82,82 +89,14 @@ def cell(text: str) -> str:
     return re.sub(r"[ \t\n]+", " ", str(text)).strip().replace("|", "\\|")
 
 
-# --- commands ---------------------------------------------------------------------------------------------------
-
-
 def commands_page() -> str:
-    parts = [
-        NOTE,
-        "# Commands",
-        "Each command prints its options with `--help`. A mistake in the input ends a command with exit code 2 and "
-        "one line that says what is wrong, where, and what to do. `--json` prints a summary for scripts.",
-    ]
-    rows = [[f"[`{name}`](#{anchor(name)})", first_sentence(command)] for name, command in walk(get_command(app))]
-    parts.append(table(["command", "what it does"], rows, "ll"))
-    for name, command in walk(get_command(app)):
-        parts += [f"## {name} {{: #{anchor(name)} }}", paragraphs(command.help or "")]
-        parts.append(f"```\n{usage(name, command)}\n```")
-        arguments = [p for p in command.params if p.param_type_name == "argument"]
-        options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
-        if arguments:
-            rows = [[f"`{metavar(p)}`", "yes" if p.required else "no", p.help or ""] for p in arguments]
-            parts.append(table(["argument", "required", "meaning"], rows, "lll"))
-        if options:
-            parts.append(table(["option", "default", "meaning"], map(option_row, options), "lll"))
-    return "\n\n".join(parts) + "\n"
-
-
-def walk(group: Any, prefix: str = "rag-train") -> Iterator[tuple[str, Any]]:
-    """Yield (full name, command) of each command below ``group``."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from walk(command, f"{prefix} {name}")
-        else:
-            yield f"{prefix} {name}", command
-
-
-def anchor(name: str) -> str:
-    return name.removeprefix("rag-train ").replace(" ", "-")
-
-
-def first_sentence(command: Any) -> str:
-    return re.split(r"(?<=[.?])\s", " ".join((command.help or "").split()))[0]
+    command = get_command(app)
+    text = get_docs_for_click(obj=command, ctx=Context(command), name="rag-train", title="Commands")
+    return NOTE + text.replace("# Commands\n", f"# Commands\n\n{COMMANDS}\n", 1)
 
 
 def paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(text).split("\n\n"))
-
-
-def metavar(parameter: Any) -> str:
-    return parameter.metavar or (parameter.name or "").upper()
-
-
-def usage(name: str, command: Any) -> str:
-    required = [f"{option(p)} {metavar(p)}" for p in command.params if p.required and p.param_type_name == "option"]
-    arguments = [metavar(p) for p in command.params if p.param_type_name == "argument" and p.required]
-    optional = [metavar(p) for p in command.params if p.param_type_name == "argument" and not p.required]
-    return " ".join(
-        [name, *arguments, *(m if m.startswith("[") else f"[{m}]" for m in optional), *required, "[OPTIONS]"]
-    )
-
-
-def option(parameter: Any) -> str:
-    return max(parameter.opts, key=len)
-
-
-def option_row(parameter: Any) -> list[str]:
-    names = [option(parameter), *parameter.secondary_opts]
-    value = "" if parameter.is_flag else f" {metavar(parameter)}"
-    if parameter.required:
-        default = "required"
-    elif parameter.is_flag:
-        default = "on" if parameter.default else "off"
-    else:
-        default = "" if parameter.default in (None, "") else f"`{parameter.default}`"
-    return [f"`{' / '.join(names)}{value}`", default, parameter.help or ""]
-
-
-# --- recipes ----------------------------------------------------------------------------------------------------
 
 
 def recipes_page() -> str:
@@ -169,9 +108,8 @@ def recipes_page() -> str:
         "`lr=2e-5` or `lora.r=16`. An unknown key, a wrong type or a missing file stops the run before anything "
         "is loaded. The resolved recipe, with every default, is saved next to the output.",
         "The recipes that come with the package are in `recipes/`; `rag-train init DIR` copies them to a directory "
-        "of yours." if "rag-train init" in dict(walk(get_command(app))) else
-        "The recipes that come with the package are in `recipes/`.",
-    ]  # fmt: skip
+        "of yours.",
+    ]
     for title, command, cls in RECIPES:
         parts += [f"## {title}", f"`{command}`", paragraphs(cls.__doc__ or "")]
         rows = [
@@ -195,9 +133,6 @@ def default(key: Key) -> str:
 
 def code(text: str) -> str:
     return f"`{text}`" if len(text) <= 40 else f"`{text[:37]}…`"
-
-
-# --- strategies -------------------------------------------------------------------------------------------------
 
 
 def strategies_page() -> str:
@@ -231,9 +166,6 @@ def strategies_page() -> str:
             ]
             parts.append(table(["setting", "default", "meaning"], rows, "lll"))
     return "\n\n".join(parts) + "\n"
-
-
-# --- file formats -----------------------------------------------------------------------------------------------
 
 
 def formats_page() -> str:

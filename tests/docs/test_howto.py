@@ -1,18 +1,21 @@
-"""The how-to pages' commands, run as they stand."""
+"""The pages whose commands and code are run as they stand."""
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.paths import ROOT
-
-from rag_train.strategies.kit import RETRIEVER_KINDS
 
 HOWTO = ROOT / "docs/site/howto"
 
@@ -44,8 +47,18 @@ def test_separate_models_from_data_to_evaluation(tmp_path: Path):
     assert [cell["summary"]["errors"] for cell in cells] == [0] * 4
 
 
-def test_commands_name_kinds_of_retrievers_that_exist():
-    """Three places gave a name, `--index wiki=...`, which only --retriever takes."""
-    pages = [ROOT / "README.md", *(ROOT / "docs/site").rglob("*.md"), *(ROOT / "recipes").glob("*.yaml")]
-    kinds = {kind for page in pages for kind in re.findall(r"--index (\w+)=", page.read_text(encoding="utf-8"))}
-    assert {"sparse", "dense"} <= kinds <= set(RETRIEVER_KINDS)
+@pytest.mark.slow
+def test_notebook_prints_what_it_shows() -> None:
+    notebook = json.loads((HOWTO / "notebook.ipynb").read_text(encoding="utf-8"))
+    namespace: dict[str, Any] = {}
+    with asyncio.Runner() as runner:
+        for cell in notebook["cells"]:
+            if cell["cell_type"] != "code":
+                continue
+            code = compile("".join(cell["source"]), "cell", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            with redirect_stdout(io.StringIO()) as printed:
+                waiting = eval(code, namespace)
+                if asyncio.iscoroutine(waiting):
+                    runner.run(waiting)
+            streams = [output for output in cell["outputs"] if output["output_type"] == "stream"]
+            assert printed.getvalue() == "".join(line for stream in streams for line in stream["text"])
