@@ -8,7 +8,7 @@ from typing import Literal
 from rag_train.formats.prompting import as_turn, instruction
 from rag_train.formats.tasks import Task
 from rag_train.llm.base import LLM
-from rag_train.llm.memo import CallLog
+from rag_train.llm.call_log import CallLog
 from rag_train.schema import Record
 
 JUDGE = Task("judge", "Right:", Literal["yes", "no"])

@@ -19,7 +19,7 @@ from rag_train.answers import accurate, contains, rules_of
 from rag_train.formats import deeprag, reader
 from rag_train.formats.prompting import few_shot_prompt
 from rag_train.llm.base import LLM, Sampling
-from rag_train.llm.memo import CallLog
+from rag_train.llm.call_log import CallLog
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Decision, GoldStep, LLMCall, Passage, Question, Segment, SFTRecord, Step
 

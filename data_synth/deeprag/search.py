@@ -20,7 +20,7 @@ from rag_train.formats import deeprag
 from rag_train.formats.prompting import as_turn
 from rag_train.formats.tasks import LINE_TOKENS
 from rag_train.llm.base import LLM, Sampling
-from rag_train.llm.memo import CallLog
+from rag_train.llm.call_log import CallLog
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Decision, LLMCall, Passage, Question, Step
 from rag_train.strategies.base import together

@@ -29,7 +29,7 @@ from rag_train.formats.dualrag import Entity, Reasoning
 from rag_train.formats.planrag import PlanError
 from rag_train.formats.tasks import Fields
 from rag_train.jobs.items import Outcome, Rejected, Summary, cost
-from rag_train.llm.memo import CallLog
+from rag_train.llm.call_log import CallLog
 from rag_train.llm_judge import JudgeInput, verdict
 from rag_train.progress import console
 from rag_train.questions.hops import fold, mentions, plain

@@ -20,8 +20,8 @@ from rag_train.jobs.items import UNFIT, Outcome, cost, reason_of, run
 from rag_train.jobs.partial import REJECTED
 from rag_train.jobs.retries import current
 from rag_train.llm.base import LLM
+from rag_train.llm.call_log import CallLog
 from rag_train.llm.engines import EngineConfig, identity, open_engine
-from rag_train.llm.memo import CallLog
 from rag_train.llm_judge import JUDGE, JudgeInput, verdict
 from rag_train.provenance import settings_hash
 from rag_train.schema import Question, Record, Trajectory

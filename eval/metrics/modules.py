@@ -17,9 +17,9 @@ from rag_train.errors import Refused, UserError
 from rag_train.eval.metrics.summary import counted
 from rag_train.jobs.files import read_records
 from rag_train.llm.base import LLM, Sampling
+from rag_train.llm.call_log import CallLog
 from rag_train.llm.control import unmarked
 from rag_train.llm.engines import EngineConfig, open_engine
-from rag_train.llm.memo import CallLog
 from rag_train.schema import Record, SFTRecord
 from rag_train.strategies.base import together
 from rag_train.table import Table

@@ -25,13 +25,13 @@ def init(
 
     recipes/README.md has the commands of a first run, with a model that this machine is enough for.
     """
-    from rag_train.doctor.guide import write_guide
+    from rag_train.doctor.readme import write_readme
 
     written = write_working_files(directory)
     announce("looking for accelerators, to choose a model for the first run")
-    guide = write_guide(directory / "recipes")
-    listed = [str(path) for path in [*written, guide]]
-    report(as_json, listed, f"{directory}: wrote {len(listed)} files to recipes/ and launch/; begin with {guide}")
+    readme = write_readme(directory / "recipes")
+    listed = [str(path) for path in [*written, readme]]
+    report(as_json, listed, f"{directory}: wrote {len(listed)} files to recipes/ and launch/; begin with {readme}")
 
 
 @starting.command(rich_help_panel=START)

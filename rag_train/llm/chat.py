@@ -13,7 +13,6 @@ from pydantic import BaseModel, Field
 from rag_train.errors import PromptTooLong, Refused, UserError
 from rag_train.llm.base import Abilities, Completion, Sampling, TokenLogprob, Usage
 from rag_train.llm.control import defused
-from rag_train.llm.guide import conform, instruct, is_guided
 from rag_train.llm.problems import DOUBTFUL, Doubts, Rejected, check_extra, names, refused
 from rag_train.llm.replicas import Answer, Replicas
 from rag_train.llm.replies import (
@@ -26,6 +25,7 @@ from rag_train.llm.replies import (
     yes_no,
 )
 from rag_train.llm.thoughts import after_thoughts, has_thoughts
+from rag_train.llm.unguided import conform, instruct, is_guided
 from rag_train.progress import console
 from rag_train.retrieval.corpus import encodable
 

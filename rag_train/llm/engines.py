@@ -19,7 +19,7 @@ from rag_train.identity import code
 from rag_train.identity import model as model_identity
 from rag_train.identity import tokenizer as tokenizer_identity
 from rag_train.jobs.retries import patiently
-from rag_train.llm import guide
+from rag_train.llm import unguided
 from rag_train.llm.base import LLM, Adapted, EngineError, Timed
 from rag_train.llm.checkpoint import base_of, check_adapter
 from rag_train.recipe import Count, assign, parse_yaml, type_name
@@ -149,7 +149,7 @@ class EngineConfig:
         if self.tokenizer:
             settings["tokenizer"] = tokenizer_identity(self.tokenizer)
         if self.kind in SERVERS:
-            settings |= {"urls": sorted(map(masked, self.urls)), "guide": code(guide)}
+            settings |= {"urls": sorted(map(masked, self.urls)), "guide": code(unguided)}
         return settings
 
 

@@ -17,7 +17,6 @@ from rag_train.http import httpx
 from rag_train.llm.base import Abilities, Completion, EngineError, Sampling, TokenLogprob
 from rag_train.llm.checkpoint import encode, load_tokenizer
 from rag_train.llm.control import unmarked
-from rag_train.llm.guide import conform
 from rag_train.llm.problems import DOUBTFUL, Doubts, Rejected, check_extra, describe, names, refused
 from rag_train.llm.replicas import CONNECT_TIMEOUT, Answer, Replica, Replicas
 from rag_train.llm.replies import (
@@ -32,6 +31,7 @@ from rag_train.llm.replies import (
     yes_no,
 )
 from rag_train.llm.thoughts import after_thoughts, has_thoughts
+from rag_train.llm.unguided import conform
 from rag_train.progress import console
 from rag_train.retrieval.corpus import encodable
 
@@ -97,7 +97,7 @@ class OpenAIEngine:
     `probe` asks once which of vLLM's extensions of the protocol the server has, and the engine does without the
     others:
 
-    - Without guided decoding, the text is read as `rag_train.llm.guide` says.
+    - Without guided decoding, the text is read as `rag_train.llm.unguided` says.
     - A server that does not name the stop string that ended a text is asked to leave it in the text, or else gets
       no stop strings; the text is then cut here.
     - Without token ids, the text is tokenized again. A server that takes prompts as text only gets the text, if it

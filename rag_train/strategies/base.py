@@ -15,7 +15,7 @@ from rag_train.formats.deeprag import FINAL, one_line
 from rag_train.formats.prompting import as_turn, instruction
 from rag_train.formats.tasks import LINE_TOKENS, Fields, Task
 from rag_train.llm.base import LLM, Completion, Sampling
-from rag_train.llm.memo import CallLog, call_depth
+from rag_train.llm.call_log import CallLog, call_depth
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import AGAIN, UNPARSED, Decision, LLMCall, Passage, Plan, Question, Step, Trajectory
 

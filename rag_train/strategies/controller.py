@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from rag_train.formats import deeprag
 from rag_train.formats.tasks import LINE_TOKENS
 from rag_train.llm.base import Sampling
-from rag_train.llm.memo import CallLog
+from rag_train.llm.call_log import CallLog
 from rag_train.schema import Passage, Step
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from rag_train.formats import planrag
 from rag_train.formats.planrag import PlanError
-from rag_train.llm.memo import call_depth
+from rag_train.llm.call_log import call_depth
 from rag_train.schema import Passage, Plan, PlanNode, Trajectory
 from rag_train.strategies.base import Bound, BudgetSpent, Need, Run, Strategy, strategy, together
 from rag_train.strategies.baselines.selfrag import reflect

@@ -13,7 +13,7 @@ from rag_train import data_synth, formats, strategies
 from rag_train.formats import deeprag, planrag, reader, search_r1
 from rag_train.formats.tasks import Task
 from rag_train.llm.base import Completion, Usage
-from rag_train.llm.guide import conform
+from rag_train.llm.unguided import conform
 from rag_train.llm_judge import JUDGE
 from rag_train.schema import Decision, Plan, PlanNode, Step
 

@@ -15,7 +15,7 @@ from rag_train.errors import PromptTooLong, ServiceError, UserError
 from rag_train.jobs import retries
 from rag_train.jobs.retries import ItemState, Patience, Service
 from rag_train.llm.base import Abilities, Completion, EngineError, Sampling
-from rag_train.llm.memo import CallLog, call_depth
+from rag_train.llm.call_log import CallLog, call_depth
 
 
 class Failing:

@@ -7,7 +7,7 @@ from support.fakes import CHAT, Says
 
 from rag_train.formats.prompting import as_turn
 from rag_train.llm.base import Completion, Sampling, TokenLogprob, Usage
-from rag_train.llm.memo import CallLog
+from rag_train.llm.call_log import CallLog
 from rag_train.llm.thoughts import after_thoughts, without_thoughts
 
 

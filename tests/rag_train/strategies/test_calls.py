@@ -172,16 +172,16 @@ class Scripted(Says):
 
 
 def answer(spec: str, monkeypatch: pytest.MonkeyPatch, reasoned: list[str] = REASONED) -> Trajectory:
-    from rag_train.llm import memo
+    from rag_train.llm import call_log
 
     llm = Scripted(reasoned)
-    complete = memo.CallLog._complete
+    complete = call_log.CallLog._complete
 
     async def told(self, module: str, prompt: str, sampling: Sampling, order: int) -> Completion:
         llm.module = module
         return await complete(self, module, prompt, sampling, order)
 
-    monkeypatch.setattr(memo.CallLog, "_complete", told)
+    monkeypatch.setattr(call_log.CallLog, "_complete", told)
     retrievers = {kind: Distinct(kind) for kind in ("sparse", "dense", *(["web"] if "web" in spec else []))}
     kit = Kit(llm, Distinct(""), instructions=False, retrievers=retrievers)
     return asyncio.run(build(spec, kit).answer(ASKED))

@@ -15,7 +15,7 @@ from rag_train.data_synth.methods.deeprag import _cold_start_outcome, _search_ou
 from rag_train.data_synth.modules.method import TeacherRecipe
 from rag_train.eval.metrics.summary import summarize
 from rag_train.jobs.items import Outcome
-from rag_train.llm.memo import CallLog
+from rag_train.llm.call_log import CallLog
 from rag_train.llm_judge import JudgeInput, verdict
 from rag_train.schema import Trajectory
 from rag_train.strategies.base import Kit

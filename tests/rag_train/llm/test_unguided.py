@@ -11,7 +11,7 @@ from rag_train.formats import deeprag, hanrag
 from rag_train.formats.planrag import PLAN, Draft
 from rag_train.formats.tasks import Task
 from rag_train.llm.base import Sampling
-from rag_train.llm.guide import conform
+from rag_train.llm.unguided import conform
 
 NODES = '[{"id": "Q1.1", "question": "Who [1]?"}, {"id": "Q2.1", "question": "<A1.1>?", "parents": []}]'
 ASK = Sampling(choice=(" yes", " no"))

@@ -36,13 +36,13 @@ def choose(devices: list[Accelerator]) -> Choice:
     return Choice(USUAL if PRESETS[found].parameters() > usual else found, len(memory))
 
 
-def write_guide(folder: Path) -> Path:
+def write_readme(folder: Path) -> Path:
     """Write README.md for this machine into ``folder`` and return its path."""
-    write_text(folder / "README.md", guide(accelerators().devices))
+    write_text(folder / "README.md", readme(accelerators().devices))
     return folder / "README.md"
 
 
-def guide(devices: list[Accelerator]) -> str:
+def readme(devices: list[Accelerator]) -> str:
     """Return the README for a machine with these accelerators, in Markdown."""
     choice = choose(devices)
     hub = find_preset(choice.preset).hub

@@ -11,9 +11,9 @@ from support.paths import ROOT
 from typer.main import get_command
 
 from rag_train.cli.app import app
-from rag_train.doctor.guide import Choice, choose, guide, write_guide
 from rag_train.doctor.machine import Accelerator
 from rag_train.doctor.packages import Seen
+from rag_train.doctor.readme import Choice, choose, readme, write_readme
 from rag_train.training.recipe import load_train_recipe
 
 GIB = 2**30
@@ -36,7 +36,7 @@ def test_commands_exist_and_recipes_take_their_keys(name: str, tmp_path: Path, m
     devices, choice = MACHINES[name]
     monkeypatch.chdir(ROOT)
     (tmp_path / "data.jsonl").touch()
-    blocks = re.findall(r"```\n(.*?)```", guide(devices), re.DOTALL)
+    blocks = re.findall(r"```\n(.*?)```", readme(devices), re.DOTALL)
     commands = [shlex.split(line) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     known = set(get_command(app).commands)
     assert {words[1] for words in commands if words[0] == "rag-train"} <= known
@@ -52,6 +52,6 @@ def test_commands_exist_and_recipes_take_their_keys(name: str, tmp_path: Path, m
     assert places and all(Path(place).is_file() for place in places)
 
 
-def test_guide_is_written_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rag_train.doctor.guide.accelerators", lambda: Seen([], problem="ImportError: torch"))
-    assert "the machine had no accelerator" in write_guide(tmp_path).read_text()
+def test_it_is_written_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rag_train.doctor.readme.accelerators", lambda: Seen([], problem="ImportError: torch"))
+    assert "the machine had no accelerator" in write_readme(tmp_path).read_text()
