@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import resource
 import threading
-from collections.abc import Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
 from support.commands import call, small_files
 from support.fakes import Says
-from support.models import Chat, model_server, polite
+from support.models import CLOSED, Chat, Script, model_server, polite
 from support.paths import ROOT
-from support.servers import Handler, serving
 
 from rag_train.errors import PromptTooLong, Refused
 from rag_train.jobs.retries import VARIABLE
@@ -106,19 +105,19 @@ def test_a_question_stays_open_until_its_service_answers(place: Path, monkeypatc
         assert answered(monkeypatch, fine, *command) == 0
 
 
+@contextmanager
+def retriever(script: Script) -> Iterator[str]:
+    """Serve a retrieval service that answers searches by a script, and yield the address."""
+    with model_server(script) as server:
+        server.models = 200, {}, {"retriever": "r", "max_queries": 100}
+        yield server.url
+
+
 def test_a_retriever_that_hangs_costs_no_more_than_the_patience(place: Path, monkeypatch, capsys) -> None:
     """The client's time limit is a minute an attempt, and there are four of them."""
     over = threading.Event()
-
-    class Hangs(Handler):
-        def do_GET(self) -> None:
-            self.send(200, b'{"retriever": "r", "max_queries": 100}')
-
-        def do_POST(self) -> None:
-            over.wait()
-
     monkeypatch.setenv(VARIABLE, "1")
-    with serving(Hangs) as url:
+    with retriever(lambda body: CLOSED if over.wait() else None) as url:
         assert answered(monkeypatch, raising(EngineError(""), lambda prompt: False), *evaluation(place, url)) == 2
         over.set()
     last = capsys.readouterr().err.splitlines()[-1]
@@ -126,15 +125,7 @@ def test_a_retriever_that_hangs_costs_no_more_than_the_patience(place: Path, mon
 
 
 def test_a_retriever_without_passages_is_said(place: Path, monkeypatch, capsys) -> None:
-    class Finds(Handler):
-        def do_GET(self) -> None:
-            self.send(200, b'{"retriever": "r", "max_queries": 100}')
-
-        def do_POST(self) -> None:
-            asked = json.loads(self.body())["queries"]
-            self.send(200, json.dumps({"passages": [[] for _ in asked]}).encode())
-
-    with serving(Finds) as url:
+    with retriever(lambda body: (200, {}, {"passages": [[] for _ in body["queries"]]})) as url:
         assert answered(monkeypatch, raising(EngineError(""), lambda prompt: False), *evaluation(place, url)) == 0
     said = capsys.readouterr()
     assert "no search found a passage: rag (12 of 12)" in " ".join(said.out.split())

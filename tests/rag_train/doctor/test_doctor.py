@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.commands import call
 from support.paths import ROOT
 
 from rag_train import errors
-from rag_train.cli.app import main
 from rag_train.doctor import examine as examination
 from rag_train.doctor.capacity import largest
+from rag_train.doctor.examine import Finding
 from rag_train.doctor.machine import Accelerator, Space, memory, processor
 from rag_train.doctor.packages import Package, Part, Seen, import_problem, installed
 from rag_train.model_presets import PRESETS
@@ -95,19 +96,30 @@ def test_machines_that_people_have():
     assert largest(2 * GIB, 1)["train"] is None
 
 
-def findings(monkeypatch: pytest.MonkeyPatch, devices: list[Accelerator], *parts: Part) -> dict[str, object]:
+def findings(
+    monkeypatch: pytest.MonkeyPatch, seen: Seen, *parts: Part, job: str | None = None
+) -> dict[str, Finding]:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(examination, "accelerators", lambda: Seen(devices, "13.0", True))
+    monkeypatch.setattr(examination, "accelerators", lambda: seen)
     monkeypatch.setattr(examination, "PARTS", parts)
-    return {finding.name: finding.value for finding in examination.examine()}
+    return {finding.name: finding for finding in examination.examine(job)}
+
+
+def values(monkeypatch: pytest.MonkeyPatch, devices: list[Accelerator], *parts: Part) -> dict[str, object]:
+    found = findings(monkeypatch, Seen(devices, "13.0", True), *parts)
+    return {name: each.value for name, each in found.items()}
+
+
+def texts(monkeypatch: pytest.MonkeyPatch, seen: Seen, *parts: Part, job: str | None = None) -> dict[str, str]:
+    return {name: each.text for name, each in findings(monkeypatch, seen, *parts, job=job).items()}
 
 
 def test_examination_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     parts = [Part(("absent-engine",), "", "engine", ""), Part(("absent-kernel",), "", "gpu", "")]
-    seen = findings(monkeypatch, [], *parts)
+    seen = values(monkeypatch, [], *parts)
     assert seen["install"] == [f'pip install -e "{ROOT}[cpu]"'] and seen["accelerators"] == []
-    seen = findings(monkeypatch, [H100] * 8, *parts, Part(("absent-searcher",), "", "retrieval", ""))
+    seen = values(monkeypatch, [H100] * 8, *parts, Part(("absent-searcher",), "", "retrieval", ""))
     assert seen["install"] == [f'pip install -e "{ROOT}[{extra}]"' for extra in ("gpu", "retrieval")]
     assert seen["enough_for"] == largest(80 * GIB, 8)
 
@@ -122,17 +134,10 @@ def test_what_to_install_is_the_source_or_the_released_package(tmp_path: Path, m
 def test_examination_goes_on_past_what_is_broken(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(examination, "import_problem", lambda module: "ImportError: no")
     monkeypatch.setattr(examination.machine, "processor", lambda: 1 / 0)
-    seen = findings(monkeypatch, [], Part(("pydantic",), "pydantic", "", "records"))
+    seen = values(monkeypatch, [], Part(("pydantic",), "pydantic", "", "records"))
     assert seen["processor"] == {"problem": "ZeroDivisionError: division by zero"}
     assert seen["install"] == ["pip install --force-reinstall pydantic"]
     assert "enough_for" not in seen
-
-
-def texts(monkeypatch: pytest.MonkeyPatch, seen: Seen, *parts: Part, job: str | None = None) -> dict[str, str]:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(examination, "accelerators", lambda: seen)
-    monkeypatch.setattr(examination, "PARTS", parts)
-    return {finding.name: finding.text for finding in examination.examine(job)}
 
 
 def driver(version: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,25 +209,14 @@ def test_a_disk_without_room_is_told(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(("reasons", "code"), [([], 0), (["vllm: not installed"], 1)])
 def test_the_exit_code_says_whether_a_job_can_run(reasons: list[str], code: int, monkeypatch: pytest.MonkeyPatch):
-    found = [examination.Finding("job", reasons, "")]
-    monkeypatch.setattr(examination, "examine", lambda job: iter(found))
-    monkeypatch.setattr(sys, "argv", ["rag-train", "doctor", "serve"])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == code
+    monkeypatch.setattr(examination, "examine", lambda job: iter([Finding("job", reasons, "")]))
+    assert call("doctor", "serve") == code
 
 
 def test_command_prints_lines_or_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    found = [
-        examination.Finding("memory", {"total": 1}, "1 GiB"),
-        examination.Finding("install", ["a", "b"], "a\nb"),
-    ]
+    found = [Finding("memory", {"total": 1}, "1 GiB"), Finding("install", ["a", "b"], "a\nb")]
     monkeypatch.setattr(examination, "examine", lambda job: iter(found))
-    for option, printed in (
-        ([], f"{'memory':22} 1 GiB\n{'install':22} a\n{'':22} b\n"),
-        (["--json"], json.dumps({"memory": {"total": 1}, "install": ["a", "b"]}) + "\n"),
-    ):
-        monkeypatch.setattr(sys, "argv", ["rag-train", "doctor", *option])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        assert caught.value.code == 0 and capsys.readouterr().out == printed
+    assert call("doctor") == 0
+    assert capsys.readouterr().out == f"{'memory':22} 1 GiB\n{'install':22} a\n{'':22} b\n"
+    assert call("doctor", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"memory": {"total": 1}, "install": ["a", "b"]}

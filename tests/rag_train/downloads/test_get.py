@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+from support.commands import call
 from support.hub import Hub, hub
 
-from rag_train.cli.app import main
 from rag_train.downloads.catalogue import CATALOGUE
 from rag_train.downloads.fetch import get
 from rag_train.errors import UserError
@@ -93,10 +92,8 @@ def repositories(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_files_are_read_by_rag_train(name: str, tmp_path: Path):
     done = get(name, CATALOGUE[name], tmp_path / name)
-    assert done.new and {path.name for path in (tmp_path / name).iterdir()} == {
-        *done.source["files"],
-        "source.json",
-    }
+    assert done.new
+    assert {path.name for path in (tmp_path / name).iterdir()} == {*done.source["files"], "source.json"}
     for path in done.files:
         if path.name == "corpus.jsonl":
             assert next(read_corpus(path)).title == "A"
@@ -177,20 +174,13 @@ def test_full_disk_is_told_before_the_download(tmp_path: Path, monkeypatch: pyte
     assert Hub.asked == []
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
-    monkeypatch.setattr(sys, "argv", ["rag-train", "data", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return caught.value.code
-
-
 @pytest.mark.slow
-def test_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    assert call(monkeypatch, "list") == 0
+def test_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    assert call("data", "list") == 0
     assert [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()] == list(CATALOGUE)
-    assert call(monkeypatch, "get", "popqa", str(tmp_path)) == 0
+    assert call("data", "get", "popqa", tmp_path) == 0
     assert capsys.readouterr().out == f"{tmp_path}/popqa/test.tsv\n"
-    assert call(monkeypatch, "get", "popqa", str(tmp_path), "--json") == 0
+    assert call("data", "get", "popqa", tmp_path, "--json") == 0
     assert json.loads(capsys.readouterr().out)["new"] is False
 
 
@@ -206,6 +196,6 @@ def test_no_network_and_unknown_names(
     name: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert call(monkeypatch, "get", name, str(tmp_path)) == 2
+    assert call("data", "get", name, tmp_path) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith(message) and list(tmp_path.iterdir()) == []

@@ -1,11 +1,13 @@
 """LoRA adapters, encoder-decoder models and inspection, compared with the model's own forward pass."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from support.fakes import Says, opened
 from transformers import AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
 from rag_train.errors import UserError
@@ -173,29 +175,19 @@ def test_inspection_equals_forward_pass_of_base_model(mini_model: Path, adapters
     assert asyncio.run(Timed(engine, 60).inspect(prompt, text)).entropy == seen.entropy
 
 
-class _Stuck:
+class Stuck(Says):
     """An engine that never answers."""
 
-    name = "stuck"
-
-    def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
-        self.cancelled = False
+    cancelled = threading.Event()
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            self.cancelled = True
-            raise
+        await opened(threading.Event(), self.cancelled)
         raise AssertionError
 
-    async def aclose(self) -> None: ...
 
-
-def test_timed_engine_cancels_a_call_at_its_limit(mini_model: Path):
-    stuck = _Stuck(load_tokenizer(str(mini_model)))
-    with pytest.raises(EngineError, match=r"stuck: no answer within 0.01 s"):
+def test_timed_engine_cancels_a_call_at_its_limit():
+    stuck = Stuck("")
+    with pytest.raises(EngineError, match=r"says: no answer within 0.01 s"):
         asyncio.run(Timed(stuck, 0.01).complete("x", GREEDY))
-    assert stuck.cancelled
+    assert stuck.cancelled.is_set()
     assert not hasattr(Timed(stuck, 1), "inspect")  # strategies test for this attribute

@@ -12,8 +12,9 @@ from rag_train.errors import UserError
 from rag_train.llm.log import log_file, starting
 from rag_train.progress import console
 
-START_AND_STOP = """
+SCRIPT = """
 import asyncio, multiprocessing, sys
+from rag_train.errors import UserError
 from rag_train.llm.base import EngineError, Sampling
 from rag_train.llm.engines import EngineConfig, open_engine
 
@@ -31,28 +32,16 @@ async def main(model, kind):
                     print("EngineError")
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
-"""
-START_BROKEN = """
-import asyncio, sys
-from rag_train.errors import UserError
-from rag_train.llm.engines import EngineConfig, open_engine
-
-async def main(model, kind):
     try:
-        async with open_engine(model, EngineConfig(kind=kind)):
-            print("started")
+        asyncio.run(main(*sys.argv[1:]))
     except UserError as error:
         print(error)
-
-if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def run(script: str, model: Path, kind: str, directory: Path) -> tuple[str, str, Path]:
-    """Standard output, standard error, and the log file that the script's process wrote in ``directory``."""
-    (directory / "script.py").write_text(script)
+def run(model: Path, kind: str, directory: Path) -> tuple[str, str, Path]:
+    """Start and use an engine; return standard output, standard error, and the log file in ``directory``."""
+    (directory / "script.py").write_text(SCRIPT)
     # Trainers that ran in this process have switched off the progress bars that the log should hold.
     environment = {name: value for name, value in os.environ.items() if name != "TQDM_DISABLE"}
     environment["RAG_TRAIN_CACHE"] = str(directory / "cache")
@@ -81,7 +70,7 @@ def broken(mini_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.release
 @pytest.mark.engine
 def test_vllm_prints_only_our_lines(mini_model: Path, tmp_path: Path):
-    out, err, log = run(START_AND_STOP, mini_model, "vllm", tmp_path)
+    out, err, log = run(mini_model, "vllm", tmp_path)
     assert out == "tokens 4\nEngineError\nEngineError\n"
     assert err == f"starting vLLM with {mini_model}\n{mini_model.name}: vLLM has stopped; see {log}\n"
     assert "safetensors" in log.read_text()
@@ -89,7 +78,7 @@ def test_vllm_prints_only_our_lines(mini_model: Path, tmp_path: Path):
 
 @pytest.mark.slow
 def test_transformers_prints_only_our_line(mini_model: Path, tmp_path: Path):
-    out, err, log = run(START_AND_STOP, mini_model, "transformers", tmp_path)
+    out, err, log = run(mini_model, "transformers", tmp_path)
     assert out == "tokens 4\n"
     assert err == f"starting transformers with {mini_model}\n"
     assert "Loading weights" in log.read_text()
@@ -101,7 +90,7 @@ def test_transformers_prints_only_our_line(mini_model: Path, tmp_path: Path):
 )
 @pytest.mark.engine
 def test_broken_checkpoint_error_names_the_log_file(broken: Path, kind: str, name: str, tmp_path: Path):
-    out, err, log = run(START_BROKEN, broken, kind, tmp_path)
+    out, err, log = run(broken, kind, tmp_path)
     assert out.startswith(f"model {broken}: {name} did not start (") and out.endswith(f"); see {log}\n")
     assert "Error: " in out and out.count("\n") == 1
     assert err == f"starting {name} with {broken}\n"

@@ -60,36 +60,26 @@ def reserved_port() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").is_success
+    except httpx.HTTPError:
+        return False
+
+
 @pytest.fixture(scope="module")
 def vllm_server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("server") / "log"
+    options = "--host 127.0.0.1 --dtype float32 --enforce-eager --block-size 32 --max-model-len 512"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, *options.split()]
+    settings = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
     with reserved_port() as port, log.open("w") as output:
-        options = f"--host 127.0.0.1 --port {port} --dtype float32 --enforce-eager --block-size 32"
-        server = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "vllm.entrypoints.openai.api_server",
-                "--model",
-                model,
-                *options.split(),
-                "--max-model-len",
-                "512",
-            ],
-            stdout=output,
-            stderr=output,
-            env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"},
-        )
-        url = f"http://127.0.0.1:{port}"
+        server = subprocess.Popen([*command, "--port", str(port)], stdout=output, stderr=output, env=settings)
         try:
-            while True:
-                try:
-                    httpx.get(f"{url}/health").raise_for_status()
-                    break
-                except httpx.HTTPError:
-                    assert server.poll() is None, log.read_text()[-3000:]
-                    time.sleep(0.2)
-            yield url
+            while not answers(f"http://127.0.0.1:{port}"):
+                assert server.poll() is None, log.read_text()[-3000:]
+                time.sleep(0.2)
+            yield f"http://127.0.0.1:{port}"
         finally:
             server.terminate()
             server.wait(60)
@@ -485,11 +475,9 @@ def test_a_server_is_asked_once_what_it_can_do(model: str, capfd, replies: list[
 
 
 def test_passwords_in_addresses_are_not_shown(model: str):
-    with reserved_port() as port, pytest.raises(UserError) as caught:
+    with reserved_port() as port, pytest.raises(UserError, match=r"http://\*\*\*@127\.0\.0\.1:") as caught:
         OpenAIEngine(Replicas([f"http://me:pa@ss@127.0.0.1:{port}"]), "mini", tokenizer=model)
-    assert (
-        "http://***@127.0.0.1" in str(caught.value) and "pa" not in str(caught.value).split("(")[0].split("://")[1]
-    )
+    assert "ss@" not in str(caught.value)
     assert "secret" not in str(EngineError("https://key:secret@host/v1: status 500"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import random
+import re
 import socket
 import threading
 import time
@@ -67,15 +67,7 @@ def bm25() -> Iterator[RetrievalClient]:
 
 def test_client_returns_the_results_of_the_retriever(bm25: RetrievalClient) -> None:
     assert bm25.name == "bm25"
-    queries = [
-        "solaris",
-        "film",
-        "",
-        "x" * 50_000,
-        "Ελλάδα",
-        *map(str, range(100)),
-        "directing",
-    ]  # more than two requests
+    queries = ["solaris", "film", "", "x" * 50_000, "Ελλάδα", *map(str, range(100)), "directing"]  # three requests
     assert bm25.search(queries, 2) == INDEX.search(queries, 2)
     assert bm25.search([], 2) == []
     with pytest.raises(ValueError, match="k is 0"):
@@ -164,50 +156,13 @@ def test_a_bad_request_gets_an_error_of_one_line(
     assert got == status and detail and "\n" not in detail and len(detail) < 400
 
 
-@pytest.mark.slow
-def test_survives_a_thousand_bad_requests(bm25: RetrievalClient) -> None:
-    rng = random.Random(0)
-    errors = _errors(bm25.url)
-    host, port = bm25.url.removeprefix("http://").split(":")
-    refused = 0
-    for i in range(1000):
-        if i % 5:
-            method, path, body, status = rng.choice(BAD)
-            assert _request(bm25.url, method, path, body)[0] == status
-            refused += 1
-            continue
-        with socket.create_connection((host, int(port)), timeout=30) as sock:  # not HTTP, or incomplete
-            head = b"POST /search HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
-            sock.sendall(rng.choice([rng.randbytes(300), head[:20], head, head + GOOD, b"\r\n\r\n"]))
-    assert _request(bm25.url, "POST", "/search", GOOD)[0] == 200
-    assert bm25.search(["film"], 2) == INDEX.search(["film"], 2)
-    assert _errors(bm25.url) - errors >= refused
-
-
-def _errors(url: str) -> float:
-    lines = _request(url, "GET", "/metrics")[1].decode().splitlines()
-    return sum(
-        float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("rag_train_retrieval_errors_total")
-    )
-
-
 def test_openapi_describes_search(bm25: RetrievalClient) -> None:
     assert _request(bm25.url, "GET", "/docs")[0] == 404  # it would load scripts from a network
     schema = json.loads(_request(bm25.url, "GET", "/openapi.json")[1])
     assert {"/search", "/health", "/metrics"} <= set(schema["paths"])
-    for reference in _references(schema):
-        assert reference.removeprefix("#/components/schemas/") in schema["components"]["schemas"]
     assert {"SearchRequest", "SearchResponse", "Passage"} <= set(schema["components"]["schemas"])
-
-
-def _references(node: object) -> Iterator[str]:
-    if isinstance(node, dict):
-        yield from (value for key, value in node.items() if key == "$ref")
-        for value in node.values():
-            yield from _references(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from _references(value)
+    referred = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(schema)))
+    assert referred <= set(schema["components"]["schemas"])
 
 
 @pytest.mark.slow
@@ -326,7 +281,7 @@ def test_requests_that_do_not_arrive_are_ended(monkeypatch: pytest.MonkeyPatch) 
         with raw(url, GOOD[:5], 100) as sock:
             assert sock.makefile("rb").read().startswith(b"HTTP/1.1 408 ")  # read until the service closes it
         host, port = url.removeprefix("http://").split(":")
-        for sent in (b"", b"POST /sea", b"POST /search HTTP/1.1\r\nHost: x\r\n"):
+        for sent in (b"", b"\r\n\r\n", b"POST /sea", b"POST /search HTTP/1.1\r\nHost: x\r\n"):
             with socket.create_connection((host, int(port)), timeout=60) as sock:
                 sock.sendall(sent)
                 assert sock.makefile("rb").read() == b""

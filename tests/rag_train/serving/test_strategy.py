@@ -22,11 +22,11 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 from support.browser import Browser, chromium
+from support.commands import call
 from support.fakes import opened
 from support.models import Chat, model_server
 from support.servers import running
 
-from rag_train.cli.app import main
 from rag_train.errors import ServiceError, UserError
 from rag_train.llm.base import EngineError
 from rag_train.llm.engines import EngineConfig
@@ -163,9 +163,6 @@ def stream(url: str, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 return
             yield json.loads(line)
     raise AssertionError("the stream ended without [DONE]")
-
-
-# -- the protocol -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("cut", "finish"), [(True, "length"), (False, "stop")])
@@ -377,16 +374,11 @@ def test_refuses_questions_beyond_its_limits(url: str, monkeypatch: pytest.Monke
     check_error(late.json(), 504, "took more than 0.05 s")
 
 
-# -- the command ------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("world")
     write_world(World(WorldConfig()), directory / "world")
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(sys, "argv", ["rag-train", "index", f"{directory}/world/corpus.jsonl", f"{directory}/index"])
-        main()
+    assert call("index", directory / "world/corpus.jsonl", directory / "index") == 0
     return directory / "index"
 
 
@@ -402,15 +394,11 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["rag", "--engine", "transformers"], "not found; give a checkpoint directory"),
     ],
 )
-def test_command_reports_mistakes_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capfd, index: Path, arguments: list[str], message: str
-):
-    command = ["rag-train", "serve", "strategy", "--model", "no/such/model", "--index", str(index), "--port", "0"]
-    monkeypatch.setattr(sys, "argv", command + arguments)
-    with pytest.raises(SystemExit) as caught:
-        main()
+def test_command_reports_mistakes_in_one_line(capfd, index: Path, arguments: list[str], message: str):
+    command = ["serve", "strategy", "--model", "no/such/model", "--index", index, "--port", "0"]
+    assert call(*command, *arguments) == 2
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert caught.value.code == 2 and len(lines) == 1 and message in lines[0]
+    assert len(lines) == 1 and message in lines[0]
 
 
 @pytest.mark.slow
@@ -421,17 +409,13 @@ def test_command_serves_until_interrupted(mini_model: Path, index: Path, questio
     try:
         assert service.stderr
         url = next(found[0] for line in service.stderr if (found := re.search(r"http://127.0.0.1:\d+", line)))
-        assert (
-            httpx.get(f"{url}/health").json()["status"] == "ok"
-        )  # the address is printed once the service answers
+        health = httpx.get(f"{url}/health").json()  # the address is printed once the service answers
+        assert health["status"] == "ok"
         assert post(url, body(questions[0])).json()["trajectory"]["steps"]
     finally:
         service.send_signal(signal.SIGINT)
         errors = service.communicate(timeout=60)[1]
     assert service.returncode == 0 and "Traceback" not in errors
-
-
-# -- the page ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
