@@ -6,6 +6,7 @@ Heavy imports wait until they are needed, so that --help answers at once.
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import socket
 import statistics
@@ -80,6 +81,17 @@ def in_new_process(run: Callable[..., T], *arguments: Any) -> T:
     """Call a function in a new process, which imports everything anew."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(run, *arguments).result()
+
+
+def timed(call: Callable[[], T]) -> tuple[T, float]:
+    """Return the result of a call and its seconds, during which no garbage is collected."""
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        return call(), time.perf_counter() - start
+    finally:
+        gc.enable()
 
 
 def save(output: Path, name: str, result: dict[str, Any], table: Table) -> None:

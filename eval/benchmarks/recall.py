@@ -1,13 +1,13 @@
 """Recall of retrievers on questions with gold passages (make bench NAME=recall).
 
 Every retriever searches the same questions over the same corpus. Recall, MRR and success (a passage has an answer)
-are means over questions; recall and MRR over those whose gold passages are all in the corpus. Writes recall.json
-and recall.md.
+are means over questions; recall and MRR over those whose gold passages are all in the corpus. Questions that match
+--apart are in the row of their file and in one of their own. Writes recall.json and recall.md.
 """
 
 from __future__ import annotations
 
-import time
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rag_train.errors import UserError
-from rag_train.eval.benchmarks.harness import benchmark_parser, exit_on_user_error, save
+from rag_train.eval.benchmarks.harness import benchmark_parser, exit_on_user_error, save, timed
 from rag_train.eval.metrics.measures import success, words
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, required=True, help="passages of all indexes")
     parser.add_argument("--questions", nargs="+", required=True, help="question files with gold passages")
     parser.add_argument("--index", nargs="+", required=True, help="indexes, as `rag-train eval --index` takes them")
+    parser.add_argument("--apart", type=re.compile, metavar="REGEX", help="such as '\\b\\w\\b'")
     options = parser.parse_args()
 
     from rag_train.questions.load import load_questions
@@ -43,12 +44,14 @@ def main() -> None:
     with exit_on_user_error():
         corpus = list(read_corpus(options.corpus))
         sets = {file: load_questions(file) for file in options.questions}
+        if options.apart:
+            sets |= {f"{file}, {options.apart.pattern}": matching(sets[file], options.apart) for file in sets}
         golds = {file: gold_passages(questions, corpus) for file, questions in sets.items()}
         for place in options.index:
             retriever = open_retriever(place)
             retriever.search(["warm up"], 1)
             for file, questions in sets.items():
-                found[f"{place}, {Path(file).stem}"] = evaluate(retriever, questions, golds[file])
+                found[f"{place}, {file}"] = evaluate(retriever, questions, golds[file])
     names = ["judged", *(f"recall@{k}" for k in CUTOFFS), "mrr", "success@10", "queries a second"]
     table = Table(
         title="Recall",
@@ -61,6 +64,14 @@ def main() -> None:
         ],
     )
     save(options.output, "recall", {"passages": len(corpus), "measures": found}, table)
+
+
+def matching(questions: Sequence[Question], pattern: re.Pattern[str]) -> list[Question]:
+    """Return the questions in whose text the pattern is found. Raises UserError if there are none."""
+    found = [question for question in questions if pattern.search(question.question)]
+    if not found:
+        raise UserError(f"--apart {pattern.pattern}: no question matches; correct it or leave it out")
+    return found
 
 
 def gold_passages(questions: Sequence[Question], corpus: Iterable[Passage]) -> list[Gold]:
@@ -86,9 +97,8 @@ def evaluate(retriever: Retriever, questions: Sequence[Question], golds: Sequenc
     """
     if not questions:
         raise UserError(f"no questions to evaluate the retriever {retriever.name}; give at least one")
-    start = time.perf_counter()
-    results = retriever.search([question.question for question in questions], max(CUTOFFS))
-    seconds = time.perf_counter() - start
+    queries = [question.question for question in questions]
+    results, seconds = timed(lambda: retriever.search(queries, max(CUTOFFS)))
     judged = [(gold, found) for gold, found in zip(golds, results, strict=True) if gold and all(gold)]
     measures = {"judged": float(len(judged)), "queries a second": len(questions) / seconds}
     answered = (success(question, found[:10]) for question, found in zip(questions, results, strict=True))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from support.paths import DATA
 
 from rag_train.errors import UserError
-from rag_train.eval.benchmarks.recall import evaluate, gold_passages, recall, reciprocal_rank
+from rag_train.eval.benchmarks.recall import evaluate, gold_passages, main, recall, reciprocal_rank
 from rag_train.eval.metrics.measures import success
 from rag_train.questions.load import load_questions
-from rag_train.retrieval.corpus import read_corpus
+from rag_train.retrieval.corpus import encode, read_corpus
+from rag_train.retrieval.index.bm25 import build_bm25
 from rag_train.schema import Passage, Question
 
 
@@ -79,3 +82,23 @@ def test_evaluation_leaves_out_questions_without_gold_passages() -> None:
     assert measures["success@10"] == 25 and "mrr" not in evaluate(Fixed(), [question("2")], [[]])
     with pytest.raises(UserError, match="no questions"):
         evaluate(Fixed(), [], [])
+
+
+def test_each_file_and_the_questions_set_apart_have_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of one name overwrote each other's measures."""
+    passages = ranked("a", "b")
+    (tmp_path / "corpus.jsonl").write_bytes(b"".join(map(encode, passages)))
+    build_bm25(passages, tmp_path / "index")
+    files = [tmp_path / folder / "dev.jsonl" for folder in ("hotpotqa", "musique")]
+    for file, letter in zip(files, "ab", strict=True):
+        file.parent.mkdir()
+        texts = (f"text of {letter}", "text")
+        asked = [Question(id=t, question=t, answers=["x"], gold_passages=passages[:1]) for t in texts]
+        file.write_text("".join(each.model_dump_json() + "\n" for each in asked))
+    arguments = ["--corpus", tmp_path / "corpus.jsonl", "--index", tmp_path / "index", "--output", tmp_path]
+    arguments += ["--questions", *files, "--apart", r"\b\w\b"]
+    monkeypatch.setattr("sys.argv", ["recall", *map(str, arguments)])
+    main()
+    measures = json.loads((tmp_path / "recall.json").read_text())["measures"]
+    assert [len(measures), *(each["judged"] for each in measures.values())] == [4, 2, 2, 1, 1]
+    assert [each["mrr"] for each in measures.values()][2:] == [100, 50]
