@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -16,6 +16,9 @@ from rag_train.provenance import weights_sha256
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+ADD_TOKENS = 'add these to it, as "Encoder-decoders" in docs/site/howto/train.md shows'
+"""What to do about a tokenizer that has no token for a line break or a brace."""
 
 
 def check_checkpoint(model: str) -> None:
@@ -218,6 +221,32 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
     """
     [(ids, _)] = encoded(tokenizer, [prompt])
     return [*beginning(tokenizer, ids), *ids]
+
+
+def is_encoder_decoder(model: str) -> bool:
+    """Return whether ``model``, a checkpoint directory or a Hub name, has an encoder that reads the prompt."""
+    from transformers import PreTrainedConfig
+
+    return bool(PreTrainedConfig.get_config_dict(model)[0].get("is_encoder_decoder"))
+
+
+def model_class(config: Any) -> Any:
+    """Return the class of transformers that loads a model of this config."""
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+
+
+def unwritable(tokenizer: Any, text: str) -> str:
+    """Return the line breaks and braces in ``text`` that ``tokenizer`` cannot write: T5's, for example, has none.
+
+    Without them, a plan, JSON or a text of several lines cannot be read back.
+    """
+
+    def lost(sign: str) -> bool:
+        return sign not in tokenizer.decode(tokenizer(f"a{sign}a", add_special_tokens=False)["input_ids"])
+
+    return "".join(sign for sign in "\n{}" if sign in text and lost(sign))
 
 
 def load_tokenizer(model: str, thinking: bool | None = None) -> PreTrainedTokenizerBase:

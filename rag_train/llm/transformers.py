@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
     LogitsProcessor,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
@@ -25,7 +23,16 @@ from transformers import (
 
 from rag_train.errors import PromptTooLong, UserError
 from rag_train.llm.base import Abilities, Completion, EngineError, Sampling, TokenLogprob, Usage
-from rag_train.llm.checkpoint import beginning, check_adapter, check_checkpoint, encode, load_tokenizer
+from rag_train.llm.checkpoint import (
+    ADD_TOKENS,
+    beginning,
+    check_adapter,
+    check_checkpoint,
+    encode,
+    load_tokenizer,
+    model_class,
+    unwritable,
+)
 from rag_train.llm.control import encoded
 from rag_train.llm.log import starting
 from rag_train.precision import exact_attention, fast_dtype
@@ -107,14 +114,15 @@ class TransformersEngine:
     padded batch. Log-probabilities are those at the sampling temperature.
 
     With an encoder-decoder model, the encoder reads the prompt, including the special tokens that the tokenizer
-    adds, and the decoder writes the text.
+    adds, and the decoder writes the text. It does not continue a reply that the prompt has begun.
     """
 
     def __init__(self, model, tokenizer: PreTrainedTokenizerBase, name: str, max_batch: int = 64):
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name
-        self.abilities = Abilities(attention=not model.config.is_encoder_decoder)
+        decoder = not model.config.is_encoder_decoder
+        self.abilities = Abilities(continues=decoder, attention=decoder)
         self._max_batch = max_batch
         self._ends = _ends(model, tokenizer)
         pad = tokenizer.pad_token_id
@@ -147,9 +155,8 @@ class TransformersEngine:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         with starting("transformers", model):
             config = AutoConfig.from_pretrained(model)
-            loader = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
             options = {"dtype": fast_dtype(dtype), "device_map": device} | exact_attention(config)
-            loaded = loader.from_pretrained(model, **options)
+            loaded = model_class(config).from_pretrained(model, **options)
         return cls(loaded, load_tokenizer(tokenizer or model, thinking), Path(model).name, max_batch)
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
@@ -325,12 +332,18 @@ class TransformersEngine:
         return [TemperatureLogitsWarper(sampling.temperature), *cut, SeededNoise(seeds, self.model.device)]
 
     def _guide(self, sampling: Sampling) -> list[LogitsProcessor]:
-        """Return a new xgrammar logits processor, or none if ``sampling`` does not ask for guided decoding."""
+        """Return a new xgrammar logits processor, or none if ``sampling`` does not ask for guided decoding.
+
+        Raises UserError for JSON if the tokenizer has no braces.
+        """
         if not (sampling.json_schema or sampling.choice or sampling.regex):
             return []
         import xgrammar
 
         if sampling.json_schema:
+            if lost := unwritable(self.tokenizer, "{}"):
+                problem = f"its tokenizer cannot write {lost}, which JSON needs"
+                raise UserError(f"model {self.name}: {problem}; {ADD_TOKENS}")
             grammar = self._grammars.compile_json_schema(sampling.json_schema)
         else:
             grammar = self._grammars.compile_regex(
@@ -345,6 +358,13 @@ class TransformersEngine:
 
         size = self.model.config.get_text_config().vocab_size
         info = xgrammar.TokenizerInfo.from_huggingface(self.tokenizer, vocab_size=size)
+        if info.vocab_type == xgrammar.VocabType.RAW:  # SentencePiece without bytes, such as T5's
+            words = [""] * size
+            for token, i in self.tokenizer.get_vocab().items():
+                if i < size and token not in self.tokenizer.all_special_tokens:
+                    words[i] = token.replace("▁", " ")
+            ends = [self.tokenizer.eos_token_id]
+            info = xgrammar.TokenizerInfo(words, info.vocab_type, vocab_size=size, stop_token_ids=ends)
         return xgrammar.GrammarCompiler(info)
 
     async def aclose(self) -> None:
@@ -377,7 +397,12 @@ def _ends(model: Any, tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 
 def _context(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> float:
-    """Return the model's maximum context in tokens; infinity for relative positions without a stated limit."""
+    """Return the model's maximum context in tokens; infinity for relative positions without a stated limit.
+
+    T5's configs state the length that it was trained with, which its relative positions are not bound to.
+    """
+    if hasattr(config, "relative_attention_num_buckets"):
+        return float("inf")
     for name in ("max_position_embeddings", "n_positions"):
         if limit := getattr(config.get_text_config(decoder=True), name, None):
             return limit

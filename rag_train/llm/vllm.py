@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rag_train.errors import UserError, install_command
 from rag_train.llm.base import Abilities, Completion, EngineError, Sampling, TokenLogprob, Usage
-from rag_train.llm.checkpoint import check_adapter, check_checkpoint, encode, load_tokenizer
+from rag_train.llm.checkpoint import check_adapter, check_checkpoint, encode, is_encoder_decoder, load_tokenizer
 from rag_train.llm.log import log_file, starting
 from rag_train.llm.processes import tie, without_main
 from rag_train.precision import fast_dtype
@@ -90,6 +90,9 @@ class VLLMEngine:
                 argument is not known or not supported.
         """
         check_checkpoint(model)
+        if is_encoder_decoder(model):
+            problem = "an encoder-decoder, which vLLM does not serve"
+            raise UserError(f"model {model}: {problem}; use the transformers engine")
         own_tokenizer = load_tokenizer(tokenizer or model, thinking)
         if max_lora_rank is not None and max_lora_rank > LORA_RANKS[-1]:
             raise UserError(

@@ -18,7 +18,11 @@ def build_trainer(recipe: TrainRecipe, rows: Any, tokenizer: Any, checkpoints: P
     Raises UserError if TRL, PEFT or the Hub refuse a setting.
     """
     try:
-        if recipe.stage == "sft":
+        if recipe.stage == "sft" and "target_ids" in rows.column_names:
+            from rag_train.training.encoder_decoder import encoder_decoder_trainer
+
+            trainer = encoder_decoder_trainer(recipe, rows, tokenizer, checkpoints, held_out)
+        elif recipe.stage == "sft":
             from rag_train.training.sft import sft_trainer
 
             trainer = sft_trainer(recipe, rows, tokenizer, checkpoints, held_out)

@@ -15,8 +15,11 @@ from rag_train.training.data import REMEDY
 from rag_train.training.recipe import TrainRecipe
 from rag_train.training.result import TrainResult
 
+PIPELINES = {False: "text-generation", True: "text2text-generation"}
+"""Task by its name on the Hub, by whether the model is an encoder-decoder."""
 
-def write_card(directory: Path, recipe: TrainRecipe, result: TrainResult) -> None:
+
+def write_card(directory: Path, recipe: TrainRecipe, result: TrainResult, *, encoder_decoder: bool = False) -> None:
     """Write README.md into ``directory``. The licence is left to the user, who knows the licence of the data."""
     base = _hub_name(recipe.model)
     adapter = (directory / "adapter_config.json").is_file()
@@ -24,7 +27,7 @@ def write_card(directory: Path, recipe: TrainRecipe, result: TrainResult) -> Non
         base_model=base,
         base_model_relation=base and ("adapter" if adapter else "finetune"),
         library_name="peft" if adapter else "transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag=PIPELINES[encoder_decoder],
         tags=["rag-train", "retrieval-augmented-generation", recipe.stage, *(["lora"] if recipe.lora else [])],
     )
     body = template("training/card.md.jinja").render(
@@ -33,13 +36,16 @@ def write_card(directory: Path, recipe: TrainRecipe, result: TrainResult) -> Non
         result=result,
         base=base or base_of(recipe.model)[0],
         adapter=adapter,
+        encoder_decoder=encoder_decoder,
         tasks=_tasks(recipe),
         ends=_ends(result.losses),
     )
     write_text(directory / "README.md", f"---\n{head.to_yaml()}\n---\n\n{body}")
 
 
-def write_merged_card(directory: Path, model: str, adapter: Path, dtype: str, survived: float) -> None:
+def write_merged_card(
+    directory: Path, model: str, adapter: Path, dtype: str, survived: float, *, encoder_decoder: bool = False
+) -> None:
     """Write README.md for ``model`` with the ``adapter`` merged into it, with what the adapter's card says.
 
     ``survived`` is the share of the adapter's update that is left in the weights, which are saved as ``dtype``.
@@ -51,7 +57,7 @@ def write_merged_card(directory: Path, model: str, adapter: Path, dtype: str, su
         base_model=base,
         base_model_relation=base and "finetune",
         library_name="transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag=PIPELINES[encoder_decoder],
         tags=tags or ["rag-train", "retrieval-augmented-generation", "lora"],
     )
     body = f"# `{base or Path(model).name}` with an adapter trained by rag-train, merged\n\n"

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from transformers import PreTrainedTokenizerBase
 from rag_train.errors import UserError
 from rag_train.formats.deeprag import decision_snippet, render_step
 from rag_train.formats.prompting import as_turn
-from rag_train.llm.control import control_tokens, trusted
+from rag_train.llm.checkpoint import ADD_TOKENS, unwritable
+from rag_train.llm.control import control_tokens, encoded, trusted
 from rag_train.schema import Decision, PreferencePair, Segment, SFTRecord, Step
 from rag_train.strategies.baselines import rq_rag, selfrag
 from rag_train.training.masking import IGNORE, encode_segments
@@ -34,6 +36,8 @@ REMEDY = "give a file that `rag-train synth` wrote, or fix the line"
 COUNTS = {"group": pa.string(), "tokens": pa.int32(), "trained": pa.int32(), "whole": pa.bool_()}
 """Columns that the report and the balance are computed from; ``group`` is the task or the chosen snippet."""
 SFT = ("input_ids", "labels")
+APART = ("input_ids", "target_ids", "labels")
+"""Columns for encoder-decoders: the encoder's tokens, the decoder's, and the labels of the latter."""
 DPO = ("prompt_ids", "chosen_ids", "rejected_ids")
 OWN_TOKENS = {"rq_rag": rq_rag.TOKENS, "selfrag": selfrag.OWN}
 """Control tokens that formats write themselves, by the records' task."""
@@ -52,10 +56,18 @@ class DataReport:
     """Examples dropped because no trained segment fits in ``max_tokens``."""
     untrained: int = 0
     """Examples dropped because no token is trained: the first one cannot be, and a trained segment may be empty."""
+    unwritable: int = 0
+    """Examples dropped because the tokenizer has no token for a character that an encoder-decoder has to write."""
 
 
 def sft_rows(
-    path: str | Path, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int, chat: bool, balance: bool = False
+    path: str | Path,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_tokens: int,
+    chat: bool,
+    balance: bool = False,
+    apart: bool = False,
 ) -> tuple[Dataset, DataReport]:
     """Read the SFTRecords in ``path`` as rows of ``input_ids`` and ``labels`` (``IGNORE`` where masked).
 
@@ -65,14 +77,20 @@ def sft_rows(
     ``balance``, every task gets an equal share of the same total number of examples. Raises UserError if a line is
     not valid or no example is left.
 
+    With ``apart``, for encoder-decoders, the rows have `APART`: the encoder reads all that comes before the first
+    trained segment, as the prompt at inference, and the decoder has the rest. Raises UserError if a trained text
+    has line breaks or braces that the tokenizer cannot write.
+
     The rows are on disk (see `stored_rows`).
     """
-    rows, refused = _stored(path, SFTRecord, _sft_row, SFT, tokenizer, max_tokens, chat)
+    names = APART if apart else SFT
+    encode = partial(_sft_row, apart=apart)
+    rows, refused = _stored(path, SFTRecord, encode, names, tokenizer, max_tokens, chat)
     if balance and len(rows):
         tasks = _groups(rows)
         share = len(rows) // len(tasks)
         rows = rows.select(np.concatenate([spread(numbers, share) for numbers in tasks]))
-    return rows.select_columns(list(SFT)), _report(path, rows, refused, max_tokens)
+    return rows.select_columns(list(names)), _report(path, rows, refused, max_tokens)
 
 
 def dpo_rows(
@@ -127,16 +145,16 @@ def _stored(
 ) -> tuple[Any, Counter[str]]:
     """Return `stored_rows` with the token columns ``names``, keyed by all that determines a record's tokens."""
     columns = {name: TOKENS for name in names} | COUNTS
-    settings = _settings(tokenizer, "sft" if kind is SFTRecord else "dpo", max_tokens, chat)
+    settings = _settings(tokenizer, names, max_tokens, chat)
     return stored_rows(Path(path), kind, partial(encode, tokenizer, max_tokens, chat), columns, settings, REMEDY)
 
 
-def _settings(tokenizer: Any, stage: str, max_tokens: int, chat: bool) -> dict[str, Any]:
+def _settings(tokenizer: Any, names: Sequence[str], max_tokens: int, chat: bool) -> dict[str, Any]:
     parts = [tokenizer.chat_template, tokenizer.bos_token_id, tokenizer.eos_token_id]
     parts += sorted(control_tokens(tokenizer).ids.items())
     whole = tokenizer.backend_tokenizer.to_str() + json.dumps(parts)
     return {
-        "stage": stage,
+        "columns": list(names),
         "max_tokens": max_tokens,
         "chat": chat,
         "tokenizer": hashlib.sha256(whole.encode()).hexdigest(),
@@ -159,35 +177,55 @@ def _report(path: str | Path, rows: Dataset, refused: Counter[str], max_tokens: 
         shortened=len(rows) - int(counts["whole"].sum()),
         too_long=refused["too_long"],
         untrained=refused["untrained"],
+        unwritable=refused["unwritable"],
     )
     if not report.examples:
         remedy = "raise max_tokens or create" if report.too_long else "create"
         raise UserError(
             f"data {path}: no example is left ({report.untrained} without a trained token, {report.too_long} "
-            f"longer than {max_tokens} tokens); {remedy} the file again"
+            f"longer than {max_tokens} tokens, {report.unwritable} that the tokenizer cannot write); {remedy} the "
+            "file again"
         )
     return report
 
 
-def _sft_row(tokenizer: Any, max_tokens: int, chat: bool, place: str, record: SFTRecord) -> dict[str, Any] | str:
+def _sft_row(
+    tokenizer: Any, max_tokens: int, chat: bool, place: str, record: SFTRecord, *, apart: bool
+) -> dict[str, Any] | str:
     if "".join(segment.text for segment in record.segments) != record.completion:
         raise UserError(f"{place}: the segments do not add up to the completion; create the file again")
     if not any(segment.trained for segment in record.segments):
         return "untrained"
-    fitting = _fit(tokenizer, document(tokenizer, record, chat), record.complete, max_tokens)
+    segments, read = document(tokenizer, record, chat), []
+    if apart:
+        _require_writable(tokenizer, place, segments)
+        prompt = list(takewhile(lambda segment: not segment.trained, segments))
+        segments = segments[len(prompt) :]
+        [(read, _)] = encoded(tokenizer, ["".join(segment.text for segment in prompt)], whole=True)
+    fitting = _fit(tokenizer, segments, record.complete, max_tokens - len(read))
     if fitting is None:
         return "too_long"
     ids, labels, whole = fitting
-    if all(label == IGNORE for label in labels[1:]):
+    if all(label == IGNORE for label in (labels if apart else labels[1:])):
         return "untrained"
+    if apart and tokenizer.unk_token_id in labels:
+        return "unwritable"
     return {
-        "input_ids": ids,
+        **({"input_ids": read, "target_ids": ids} if apart else {"input_ids": ids}),
         "labels": labels,
         "group": record.task,
-        "tokens": len(ids),
+        "tokens": len(read) + len(ids),
         "trained": sum(label != IGNORE for label in labels),
         "whole": whole,
     }
+
+
+def _require_writable(tokenizer: Any, place: str, segments: Sequence[Segment]) -> None:
+    """Raise UserError if a trained text has line breaks, before its end, or braces that the tokenizer lacks."""
+    text = "".join(segment.text for segment in segments if segment.trained).rstrip("\n")
+    if lost := unwritable(tokenizer, text):
+        signs = " ".join(lost).replace("\n", "line breaks")
+        raise UserError(f"{place}: the model's tokenizer cannot write what is trained here ({signs}); {ADD_TOKENS}")
 
 
 def _dpo_row(tokenizer: Any, max_tokens: int, chat: bool, place: str, pair: PreferencePair) -> dict[str, Any] | str:

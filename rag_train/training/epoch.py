@@ -25,7 +25,8 @@ class Pass(NamedTuple):
     """Tokens of a forward pass, padding included, and how many of them get logits.
 
     ``attended`` counts the pairs of a token and one that attention compares it with, masked ones included: those of
-    `sliced_attention` in packed rows and trees, and those of the mask in padded batches.
+    `sliced_attention` in packed rows and trees, and those of the mask in padded batches. With an encoder-decoder,
+    they are those of a layer of the encoder and one of the decoder, and the decoder's tokens get logits.
     """
 
     tokens: int
@@ -63,6 +64,8 @@ def epoch(recipe: TrainRecipe, rows: Dataset) -> Epoch:
         return _added(len(rows), _packed(rows, recipe.pack_tokens, recipe.seed))
     if recipe.trees:
         return _added(len(rows), _trees(rows, recipe.batch_size))
+    if "target_ids" in rows.column_names:
+        return _apart(rows, recipe.batch_size)
     if recipe.stage == "sft":
         lengths = TokenColumn(rows, "input_ids").lengths()
     else:
@@ -135,3 +138,22 @@ def _padded(examples: int, lengths: np.ndarray, size: int) -> Epoch:
     largest = sequences * min(size, examples) * longest
     tokens = int(rounded.sum())
     return Epoch(examples, math.ceil(examples / size), tokens, tokens, (Pass(largest, largest, largest * longest),))
+
+
+def _apart(rows: Dataset, size: int) -> Epoch:
+    """Return the epoch of an encoder-decoder, whose two sides are padded by themselves.
+
+    The largest pass is that of the longest prompt and the longest target, which may meet in a batch.
+    """
+    prompts, targets = (
+        -(-TokenColumn(rows, name).lengths() // PADDING) * PADDING for name in ("input_ids", "target_ids")
+    )
+    batch, read, written = min(size, len(rows)), int(prompts.max()), int(targets.max())
+    pairs = batch * (read * read + written * written + read * written)
+    return Epoch(
+        examples=len(rows),
+        passes=math.ceil(len(rows) / size),
+        tokens=int(prompts.sum() + targets.sum()),
+        predicted=int(targets.sum()),
+        largest=(Pass(batch * (read + written), batch * written, pairs),),
+    )

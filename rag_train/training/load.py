@@ -15,7 +15,7 @@ from typing import Any
 
 from rag_train.errors import UserError
 from rag_train.progress import console
-from rag_train.training.recipe import TrainRecipe
+from rag_train.training.recipe import LoraRecipe, TrainRecipe
 from rag_train.training.rl.rewards import Rewards
 
 
@@ -85,14 +85,42 @@ def with_precision(recipe: TrainRecipe, bf16: bool) -> TrainRecipe:
     return recipe
 
 
+def fitted(recipe: TrainRecipe) -> TrainRecipe:
+    """Return the recipe with what follows from its model: an encoder-decoder has other names for its linear layers.
+
+    Raises UserError if the model is no checkpoint, or for what an encoder-decoder cannot do.
+    """
+    from rag_train.llm.checkpoint import base_of, check_checkpoint
+    from rag_train.training.memory import architecture
+    from rag_train.training.setup import model_config
+
+    check_checkpoint(base_of(recipe.model)[0])
+    if not model_config(recipe).is_encoder_decoder:
+        return recipe
+    if recipe.stage != "sft":
+        raise UserError(
+            f"stage={recipe.stage}: model {recipe.model} is an encoder-decoder, which only stage sft trains; set "
+            "stage=sft, or give a decoder-only model"
+        )
+    if recipe.pack_tokens:
+        raise UserError(
+            f"sft.pack_tokens={recipe.pack_tokens}: model {recipe.model} is an encoder-decoder, whose examples "
+            "cannot share a row; set sft.pack_tokens=null, batch_size, and global_batch in examples instead of rows"
+        )
+    if recipe.lora is None or recipe.lora.target_modules != LoraRecipe().target_modules:
+        return recipe
+    names = {name.rpartition(".")[2] for name in architecture(recipe.model).linear} - {"lm_head"}
+    return replace(recipe, lora=replace(recipe.lora, target_modules=sorted(names)))
+
+
 def load_data(recipe: TrainRecipe):
-    """Return the tokenizer, the rows of token ids and the `DataReport`."""
-    from rag_train.llm.checkpoint import base_of, check_checkpoint, check_vocabulary, load_tokenizer
-    from rag_train.training.rows import largest_token
+    """Return the tokenizer, the rows of token ids and the `DataReport`; the recipe is one of `fitted`."""
+    from rag_train.llm.checkpoint import base_of, check_vocabulary, load_tokenizer
+    from rag_train.training.masking import IGNORE
+    from rag_train.training.rows import TokenColumn, largest_token
     from rag_train.training.setup import check_adapters, model_config
 
     base, adapter = base_of(recipe.model)
-    check_checkpoint(base)
     if adapter:
         check_vocabulary(adapter, base)
         check_adapters(recipe, adapter)
@@ -112,6 +140,12 @@ def load_data(recipe: TrainRecipe):
 
         return tokenizer, *question_rows(recipe.data, tokenizer, Rewards(recipe.rl.reward, recipe.rl.price))
     rows, report = _read(recipe, recipe.data, tokenizer, balance=recipe.balance)
+    if "target_ids" in rows.column_names and any(IGNORE in labels for labels in TokenColumn(rows, "labels")):
+        console.print(
+            f"data {recipe.data}: targets go on after masked text, which the decoder reads; the transformers "
+            "engine does not serve such a model as it was trained, because it gives the encoder all of a prompt",
+            soft_wrap=True,
+        )
     largest = largest_token(rows)
     vocabulary = model_config(recipe).get_text_config().vocab_size
     if largest >= vocabulary:
@@ -125,10 +159,13 @@ def load_data(recipe: TrainRecipe):
 def _read(recipe: TrainRecipe, path: Path, tokenizer: Any, *, balance: bool = False):
     """Return the rows of token ids in ``path`` and their `DataReport`."""
     from rag_train.training.data import dpo_rows, sft_rows
+    from rag_train.training.setup import model_config
 
     chat = bool(tokenizer.chat_template) if recipe.chat == "auto" else recipe.chat
-    read = sft_rows if recipe.stage == "sft" else dpo_rows
-    return read(path, tokenizer, max_tokens=recipe.max_tokens, chat=chat, balance=balance)
+    options = {"max_tokens": recipe.max_tokens, "chat": chat, "balance": balance}
+    if recipe.stage == "dpo":
+        return dpo_rows(path, tokenizer, **options)
+    return sft_rows(path, tokenizer, **options, apart=model_config(recipe).is_encoder_decoder)
 
 
 def load_held_out(recipe: TrainRecipe, tokenizer: Any) -> Any:

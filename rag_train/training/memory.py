@@ -17,8 +17,12 @@ and q and k the summed sizes of the query heads and of the key heads:
   bytes for each head, and 2 more in bf16; and 2 c k for each key of a slice of 128 tokens. The mask of padded
   batches, and of sdpa on packed rows, is kept as c bytes. A model that caps its scores keeps them in padded batches
   as in sliced attention.
+- Encoder-decoders of T5's shape: each side's tokens in its own layers. Attention to the encoder adds a norm and
+  3 c q for the decoder's tokens, and 2 c k for the encoder's. The gated MLP with dropout takes 8 c m, and each head
+  3 c for each pair of tokens, because the scores have the bias of positions. Counted on a CPU, not on a GPU.
 - Logits and the intermediate results of the loss. Tree rows: 12 bytes per vocabulary entry at each predicted token
   (the logarithms of the probabilities and two gradients).
+  Encoder-decoders: the same at each token of the decoder.
   TRL's trainers compute the logits in tiles: 32 bytes per entry on the CPU, and 8 on a GPU, where a Triton kernel
   works in place. Trees and the CPU were measured, the GPU was not.
 - 1 GiB for libraries, the context of the device and workspaces.
@@ -39,9 +43,9 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from accelerate.utils import DeepSpeedPlugin
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
-from rag_train.llm.checkpoint import base_of
+from rag_train.llm.checkpoint import base_of, model_class
 from rag_train.precision import exact_attention
 from rag_train.training.recipe import LoraRecipe, TrainRecipe
 from rag_train.training.tree import SLICE
@@ -80,6 +84,9 @@ class Architecture:
     """Bytes of a weight in the model's files."""
     capped: bool = False
     """Whether attention scores are capped, which no fused kernel does in padded batches."""
+    encoder_decoder: bool = False
+    """Whether an encoder reads the prompt; ``layers`` are then those of each side, of the larger one if they
+    differ."""
 
     def trained(self, lora: LoraRecipe | None) -> int:
         """Return the number of trained parameters: all, or those of the adapters."""
@@ -115,15 +122,15 @@ def architecture(model: str) -> Architecture:
     """
     config = AutoConfig.from_pretrained(base_of(model)[0])
     with init_empty_weights():
-        empty = AutoModelForCausalLM.from_config(config)
+        empty = model_class(config).from_config(config)
     empty.tie_weights()
     text: Any = config.get_text_config()
     head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return Architecture(
         parameters=empty.num_parameters(),
-        layers=text.num_hidden_layers,
+        layers=max(text.num_hidden_layers, getattr(text, "num_decoder_layers", None) or 0),
         hidden=text.hidden_size,
-        mlp=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        mlp=getattr(text, "intermediate_size", None) or getattr(text, "d_ff", None) or 4 * text.hidden_size,
         queries=head * text.num_attention_heads,
         keys=head * (getattr(text, "num_key_value_heads", None) or text.num_attention_heads),
         heads=text.num_attention_heads,
@@ -135,6 +142,7 @@ def architecture(model: str) -> Architecture:
         },
         stored=(getattr(text, "dtype", None) or torch.float32).itemsize,
         capped=bool(exact_attention(config)),
+        encoder_decoder=config.is_encoder_decoder,
     )
 
 
@@ -200,12 +208,12 @@ def estimate(
         weights = gathered + (0 if sharding.offload_weights else weights / sharding.processes)
     if sharding.offload_optimizer:
         gradients = optimizer = 0
-    layer = (
-        2 * (4 + residual + number) * model.hidden
-        + number * (3 * model.queries + 2 * model.keys)
-        + 4 * number * model.mlp
-    )
-    layer = tokens * layer + _attention(recipe, model, tokens, attended, number, gpu)
+    norm = (4 + residual + number) * model.hidden
+    mlp = (8 if model.encoder_decoder else 4) * number * model.mlp
+    layer = tokens * (2 * norm + number * (3 * model.queries + 2 * model.keys) + mlp)
+    if model.encoder_decoder:  # the decoder's attention to the encoder
+        layer += predicted * (norm + number * 3 * model.queries) + (tokens - predicted) * number * 2 * model.keys
+    layer += _attention(recipe, model, tokens, attended, number, gpu)
     if recipe.gradient_checkpointing:
         activations = layer + tokens * residual * model.hidden * model.layers
     else:
@@ -215,7 +223,7 @@ def estimate(
         gradients=gradients,
         optimizer=optimizer,
         activations=float(activations),
-        logits=_logits(recipe, model.vocabulary, tokens, predicted, gpu),
+        logits=_logits(recipe, model, tokens, predicted, gpu),
         accumulates=recipe.gradient_accumulation > 1,
     )
 
@@ -254,6 +262,8 @@ def _attention(
     recipe: TrainRecipe, model: Architecture, tokens: int, attended: float, number: int, gpu: bool
 ) -> float:
     """Return the bytes that attention keeps in a layer, with ``number`` bytes for a number in matrix products."""
+    if model.encoder_decoder:
+        return attended * model.heads * 3 * number
     if not recipe.trees:
         return attended * (model.heads * (4 if number == 4 else 6) if model.capped else number)
     choice = ("flex" if gpu else "sliced") if recipe.attention == "auto" else recipe.attention
@@ -264,9 +274,9 @@ def _attention(
     return attended * (model.heads * (4 if number == 4 else 6) + number * 2 * model.keys / SLICE)
 
 
-def _logits(recipe: TrainRecipe, vocabulary: int, tokens: int, predicted: float, gpu: bool) -> float:
+def _logits(recipe: TrainRecipe, model: Architecture, tokens: int, predicted: float, gpu: bool) -> float:
     """Return the bytes of logits: TRL's head, which stage rl uses on trees too, computes a tile at a time."""
-    if recipe.trees and not recipe.rl:
-        return 12 * predicted * vocabulary
+    if model.encoder_decoder or (recipe.trees and not recipe.rl):
+        return 12 * predicted * model.vocabulary
     entry = 8.0 if gpu else 32.0
-    return entry * min(tokens, TILE[0]) * min(vocabulary, TILE[1])
+    return entry * min(tokens, TILE[0]) * min(model.vocabulary, TILE[1])

@@ -16,11 +16,11 @@ from peft import PeftConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import ModulesToSaveWrapper
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, logging
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel, logging
 
 from rag_train.errors import UserError
 from rag_train.jobs.files import new_directory
-from rag_train.llm.checkpoint import check_adapter, check_checkpoint, load_tokenizer
+from rag_train.llm.checkpoint import check_adapter, check_checkpoint, load_tokenizer, model_class
 from rag_train.precision import exact_attention
 from rag_train.training.card import write_merged_card
 
@@ -88,7 +88,7 @@ def load_merged(model: str, adapter: str, dtype: torch.dtype) -> tuple[PreTraine
     UserError if the adapter was trained on another architecture, or if the merged model is not the model with it.
     """
     config = AutoConfig.from_pretrained(model)
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, **exact_attention(config))
+    base = model_class(config).from_pretrained(model, dtype=torch.float32, **exact_attention(config))
     tied = _shared(base.get_input_embeddings(), base.get_output_embeddings())
     adapted = load_adapter(base.eval(), model, adapter).eval()
     with adapted.disable_adapter():
@@ -185,7 +185,8 @@ def _logits(model: Any) -> torch.Tensor:
     """Return the logits of a short text."""
     few = min(1000, model.config.get_text_config().vocab_size)
     ids = torch.randint(few, (1, 16), generator=torch.Generator().manual_seed(0))
-    return model(input_ids=ids, use_cache=False).logits[0]
+    decoder = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    return model(input_ids=ids, use_cache=False, **decoder).logits[0]
 
 
 def _require_same(place: str, got: torch.Tensor, expected: torch.Tensor, before: torch.Tensor) -> None:
@@ -229,11 +230,14 @@ def merge(model: str, adapter: str, output: Path, dtype: str = "auto", force: bo
                 weight.data = weight.data.to(saved)
             merged.save_pretrained(unfinished)
             tokenizer.save_pretrained(unfinished)
-            write_merged_card(unfinished, model, Path(adapter), _name(saved), share)
+            apart = merged.config.is_encoder_decoder
+            write_merged_card(unfinished, model, Path(adapter), _name(saved), share, encoder_decoder=apart)
             expected = _logits(merged.float())
             del merged, loaded
-            attention = exact_attention(AutoConfig.from_pretrained(unfinished))
-            written = AutoModelForCausalLM.from_pretrained(unfinished, dtype=torch.float32, **attention)
+            config = AutoConfig.from_pretrained(unfinished)
+            written = model_class(config).from_pretrained(
+                unfinished, dtype=torch.float32, **exact_attention(config)
+            )
             _require_same(adapter, _logits(written.eval()), expected, expected)
     except OSError as error:
         raise UserError(f"output {output}: {error.strerror or error}; choose another directory") from error

@@ -118,8 +118,9 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        """Time of the run on its devices; None if their speed is not known, and in stage rl, which also samples."""
-        if self.device is None or self.recipe.rl:
+        """Time of the run on its devices; None if their speed is not known, for encoder-decoders, and in stage rl,
+        which also samples."""
+        if self.device is None or self.recipe.rl or self.model.encoder_decoder:
             return None
         return self.operations / (self.sharding.processes * self.device.peak * UTILISATION)
 
@@ -215,6 +216,8 @@ class Plan:
             yield "The newest checkpoint is kept, and the one before it until it is written."
         if self.recipe.rl:
             yield "No time: how long sampling takes is known only from a run."
+        elif self.model.encoder_decoder:
+            yield "No time: that of an encoder-decoder is not known. Its memory was not measured on a GPU."
         elif self.device:
             yield (
                 f"Time: {self.operations:.3g} operations at {UTILISATION:.0%} "

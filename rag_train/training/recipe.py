@@ -32,7 +32,8 @@ class LoraRecipe:
     target_modules: list[str] = field(
         default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     )
-    """Names of the linear layers that get an adapter."""
+    """Names of the linear layers that get an adapter. With an encoder-decoder, whose layers have other names, the
+    default is all of them."""
     merge: bool = False
     """Save the model with the adapters merged into it, in the number format of the model, as `rag-train merge`
     does; if that format is too coarse for what was learned, the adapters are kept and the run ends with an error.

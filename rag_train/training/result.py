@@ -71,7 +71,7 @@ def summary_line(result: TrainResult) -> str:
             f"{result.output_dir}: {result.steps} steps on {result.data['examples']} questions{reward}, "
             f"{result.seconds:.0f} s"
         )
-    dropped = result.data["too_long"] + result.data["untrained"]
+    dropped = sum(result.data.get(name, 0) for name in ("too_long", "untrained", "unwritable"))
     return (
         f"{result.output_dir}: {result.steps} steps on {result.data['examples']} examples{loss}, "
         f"{result.trained_share:.0%} of the tokens trained, {result.data['shortened']} shortened, "

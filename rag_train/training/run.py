@@ -22,7 +22,14 @@ from pathlib import Path
 from rag_train.errors import UserError
 from rag_train.precision import has_bf16
 from rag_train.progress import console
-from rag_train.training.load import load_data, load_held_out, prepare_libraries, require_packages, with_precision
+from rag_train.training.load import (
+    fitted,
+    load_data,
+    load_held_out,
+    prepare_libraries,
+    require_packages,
+    with_precision,
+)
 from rag_train.training.recipe import TrainRecipe
 from rag_train.training.result import TrainResult
 from rag_train.training.resume import finished, identity_of, resume
@@ -54,7 +61,7 @@ def train(recipe: TrainRecipe) -> TrainResult:
         recipe = with_precision(recipe, has_bf16())
         with explain_failures(recipe):
             commit = identity["model_commit"]
-            located = replace(recipe, model=snapshot(recipe.model, commit)) if commit else recipe
+            located = fitted(replace(recipe, model=snapshot(recipe.model, commit)) if commit else recipe)
             settled = located.on(current_sharding().processes)
             check_processes(checkpoints, identity | {"precision": recipe.precision})
             tokenizer, rows, report = load_data(located)
@@ -84,6 +91,7 @@ def dry_run(recipe: TrainRecipe, device: str | None = None, as_json: bool = Fals
     named = find_device(device) if device else None
     recipe = with_precision(recipe, named is not None or has_bf16())
     require_packages(recipe)
+    recipe = fitted(recipe)
     _, rows, report = load_data(recipe)
     planned = plan(recipe, rows, report, named)
     if as_json:

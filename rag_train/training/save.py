@@ -47,7 +47,7 @@ def save(
         steps=trainer.state.global_step,
         losses=_losses(trainer.state.log_history),
         validation=_validation(trainer.state.log_history),
-        trained_parameters=planned.model.trained(recipe.lora),
+        trained_parameters=planned.model.trained(planned.recipe.lora),
         kept_step=_kept_step(trainer, recipe),
         tokens_seen=int(trainer.state.num_input_tokens_seen),
         trained_share=None if recipe.stage == "rl" else report.trained_tokens / report.tokens,
@@ -67,7 +67,7 @@ def save(
         # The configuration is moved after the weights: a directory without it is not taken for a model.
         for file in sorted(final.iterdir(), key=lambda f: f.name in CONFIGS):
             file.replace(output_dir / file.name)
-        write_card(output_dir, recipe, result)
+        write_card(output_dir, recipe, result, encoder_decoder=planned.model.encoder_decoder)
         write_json(output_dir / RESULT, asdict(result))
         shutil.rmtree(checkpoints)
     PartialState().wait_for_everyone()

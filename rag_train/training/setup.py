@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftConfig, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
-from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments, set_seed
+from transformers import AutoConfig, TrainingArguments, set_seed
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils import is_liger_kernel_available
 
 from rag_train.errors import UserError
-from rag_train.llm.checkpoint import base_of
+from rag_train.llm.checkpoint import base_of, model_class
 from rag_train.precision import exact_attention
 from rag_train.training.merge import load_adapter
 from rag_train.training.recipe import TrainRecipe
@@ -79,7 +79,7 @@ def lora_config(recipe: TrainRecipe):
         lora_alpha=recipe.lora.alpha,
         lora_dropout=recipe.lora.dropout,
         target_modules=recipe.lora.target_modules,
-        task_type="CAUSAL_LM",
+        task_type="SEQ_2_SEQ_LM" if model_config(recipe).is_encoder_decoder else "CAUSAL_LM",
     )
 
 
@@ -125,7 +125,7 @@ def load_model(recipe: TrainRecipe, **init: Any) -> torch.nn.Module:
     this call, so that ZeRO-3 shards the weights while they are read.
     """
     base, adapter = base_of(recipe.model)
-    model: Any = AutoModelForCausalLM.from_pretrained(base, **init)
+    model: Any = model_class(model_config(recipe)).from_pretrained(base, **init)
     if config := lora_config(recipe):
         set_seed(recipe.seed)  # for the adapters' initial weights
         same_type = is_deepspeed_zero3_enabled()  # ZeRO-3 gathers parameters together, which requires one type
@@ -148,6 +148,15 @@ def _keep_input_type(model: torch.nn.Module) -> None:
         layer.cast_input_dtype_enabled = False
 
 
+def own_arguments(recipe: TrainRecipe, checkpoints: Path, **more: Any) -> tuple[TrainingArguments, dict[str, Any]]:
+    """Return arguments, with ``more`` of them, for a trainer whose rows have columns of our own, and those of
+    `load_model`."""
+    arguments = trainer_arguments(recipe, checkpoints)
+    for name in ("max_length", "pad_to_multiple_of", "model_init_kwargs"):  # arguments of TRL, not of transformers
+        init = arguments.pop(name)
+    return TrainingArguments(**arguments | {"remove_unused_columns": False, "label_names": []} | more), init
+
+
 def tree_parts(recipe: TrainRecipe, checkpoints: Path) -> tuple[TrainingArguments, torch.nn.Module]:
     """Return arguments and model for a trainer whose rows are trees (`rag_train.training.tree`), one per forward
     pass.
@@ -155,18 +164,14 @@ def tree_parts(recipe: TrainRecipe, checkpoints: Path) -> tuple[TrainingArgument
     On a GPU, Liger's kernels replace the model's layers if the package is installed, except its fused
     cross-entropy: logits are computed at trained positions only.
     """
-    arguments = trainer_arguments(recipe, checkpoints)
-    for name in ("max_length", "pad_to_multiple_of", "model_init_kwargs"):  # arguments of TRL, not of transformers
-        init = arguments.pop(name)
-    arguments |= {
-        "per_device_train_batch_size": 1,
-        "per_device_eval_batch_size": 1,
-        "include_num_input_tokens_seen": "all",
-        "remove_unused_columns": False,
-        "label_names": [],
-        "use_liger_kernel": torch.cuda.is_available() and is_liger_kernel_available(),
-        "liger_kernel_config": {"fused_linear_cross_entropy": False},
-    }
-    args = TrainingArguments(**arguments)
+    args, init = own_arguments(
+        recipe,
+        checkpoints,
+        per_device_train_batch_size=1,
+        per_device_eval_batch_size=1,
+        include_num_input_tokens_seen="all",
+        use_liger_kernel=torch.cuda.is_available() and is_liger_kernel_available(),
+        liger_kernel_config={"fused_linear_cross_entropy": False},
+    )
     attention = attention_for_trees(model_config(recipe), recipe.attention)
     return args, load_model(recipe, **init | {"attn_implementation": attention})

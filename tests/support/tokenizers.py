@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,16 +95,23 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
     return fast
 
 
-def unigram() -> PreTrainedTokenizerFast:
-    """Train a small Unigram tokenizer, as T5's and XLM-R's: its special tokens are pieces of its vocabulary."""
+def unigram(texts: Sequence[str] = (), size: int = 400) -> PreTrainedTokenizerFast:
+    """Train a small Unigram tokenizer, as T5's and XLM-R's: its special tokens are pieces of its vocabulary.
+
+    With ``texts`` of one's own to train on, it has no line breaks and no braces, as T5's.
+    """
     tokenizer = Tokenizer(models.Unigram())
+    if texts:
+        tokenizer.normalizer = normalizers.Replace(Regex(r"\s+"), " ")
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     special = ["<pad>", "</s>", "<unk>"]
     record, characters = sft_record(3), "".join(map(chr, range(33, 127)))
+    if texts:
+        texts = [re.sub(r"[{}]", "", text) for text in texts]
     tokenizer.train_from_iterator(
-        [record.prompt + record.completion, characters] * 3,
-        trainers.UnigramTrainer(vocab_size=400, special_tokens=special, unk_token="<unk>", show_progress=False),
+        texts or [record.prompt + record.completion, characters] * 3,
+        trainers.UnigramTrainer(vocab_size=size, special_tokens=special, unk_token="<unk>", show_progress=False),
     )
     end = tokenizer.token_to_id("</s>")
     tokenizer.post_processor = processors.TemplateProcessing(
