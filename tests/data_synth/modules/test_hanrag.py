@@ -1,6 +1,7 @@
 """HANRAG's training data: router samples and a teacher's relevance judgements."""
 
 import asyncio
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,10 @@ from support.fakes import Found
 from support.synthesis import write
 from support.two_hop import FILM, MAN, QUESTION, kit
 
+from rag_train.data_synth.method import synthesize
 from rag_train.data_synth.methods import hanrag
 from rag_train.data_synth.methods.hanrag import HANRAGData, HANRAGRecipe, RouteSizes
+from rag_train.data_synth.methods.hanrag_router import RouterTest, RouterTestRecipe
 from rag_train.errors import UserError
 from rag_train.jobs.files import read_records
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord
@@ -78,6 +81,38 @@ def test_only_the_named_files_feed_the_router_besides_its_own(tmp_path: Path):
     }  # fmt: skip
     with pytest.raises(UserError, match="is not one of the recipe's questions"):
         hanrag.routed_questions(replace(recipe, questions=files[1:]))
+
+
+def test_the_routers_test_set_has_as_many_questions_of_each_class_from_each_of_its_files(tmp_path: Path):
+    sizes = {"memory": 2, "nq": 9, "squad": 9, "both": 9, "musique": 1, "wiki": 9}
+    files = {
+        name: write(
+            tmp_path / f"{name}.jsonl",
+            [QUESTION.model_copy(update={"id": f"{name}{i}", "question": f"{name} {i}?"}) for i in range(size)],
+        )
+        for name, size in sizes.items()
+    }
+    recipe = RouterTestRecipe(
+        straightforward=[files["memory"]],
+        single_step=[files["nq"], files["squad"]],
+        compound=[files["both"]],
+        complex=[files["musique"], files["wiki"]],
+        size=5,
+        output=str(tmp_path / "out.jsonl"),
+    )
+    summary = asyncio.run(synthesize(RouterTest, recipe))
+    records = read_records(tmp_path / "out.jsonl", SFTRecord)
+    drawn = Counter((re.sub(r"\d.*", "", r.id), r.segments[-1].text.strip()) for r in records)
+    assert drawn == {
+        ("memory", "straightforward question"): 2,
+        ("nq", "single-step question"): 2,
+        ("squad", "single-step question"): 3,
+        ("both", "compound question"): 5,
+        ("musique", "complex question"): 1,
+        ("wiki", "complex question"): 3,
+    }
+    assert {record.task for record in records} == {"hanrag_route"}
+    assert summary.counts["compound question"] == 5 and records[0].prompt.endswith("Query: memory 0?\n")
 
 
 @pytest.mark.parametrize(

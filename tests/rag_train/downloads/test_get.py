@@ -37,6 +37,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "nq": {"question": "Who directed A?", "answer": ["Ann"]},
     "triviaqa": {"question_id": "q", "question": "Who directed A?", "search_results": {"title": []}}
     | {"answer": {"value": "Ann", "normalized_aliases": ["ann"], "aliases": ["Ann"]}},
+    "squad": {"id": "q", "title": "A", "context": "Ann directed A.", "question": "Who directed A?"}
+    | {"answers": {"text": ["Ann"], "answer_start": [0]}},
     "webquestions": {"url": "http://a", "question": "Who directed A?", "answers": ["Ann"]},
     "commonsenseqa": {"id": "q", "question": "Who directed A?", "answerKey": "A"}
     | {"choices": {"label": ["A", "B"], "text": ["Ann", "Ben"]}},

@@ -135,8 +135,10 @@ def test_passages_within_the_target_are_read_by_the_decoder_and_masked(tmp_path:
 def test_a_training_on_targets_that_go_on_after_passages_says_that_the_engine_does_not_serve_them(
     flan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    for record, said in ((sft_record(3), True), (read_records(flan / "sft.jsonl", SFTRecord)[0], False)):
-        data = write(tmp_path / f"{record.id}.jsonl".replace("/", "-"), [record])
+    record = read_records(flan / "sft.jsonl", SFTRecord)[0]
+    for times, said in ((1, False), (2, True)):
+        again = {"segments": record.segments * times, "completion": record.completion * times}
+        data = write(tmp_path / f"{times}.jsonl", [record.model_copy(update=again)])
         load_data(recipe_for(flan, tmp_path / "out", data=data))
         assert ("does not serve such a model as it was trained" in capsys.readouterr().err) == said
 
