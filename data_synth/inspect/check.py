@@ -65,17 +65,16 @@ def check(path: Path, tokenizer: str | None = None, against: Path | None = None)
     for line, record in file.records.items():
         for problem in problems(record):
             lines_by_problem[problem].append(line)
-        if held_out and (leak := _leak(held_out, record)):
-            lines_by_problem[LEAKS[leak]].append(line)
+        if held_out:
+            asked = isinstance(record, Question)
+            leak = held_out.leak(record) if asked else held_out.leak_in_lines(text_lines(record))
+            if leak:
+                lines_by_problem[LEAKS[leak]].append(line)
     for problem, line in repetitions(file.records):
         lines_by_problem[problem].append(line)
     findings = [Finding(problem, lines) for problem, lines in lines_by_problem.items()]
     statistics = statistics_of(list(file.records.values()), loaded)
     return Report(str(path), file.record_type.__name__, statistics, findings)
-
-
-def _leak(held_out: HeldOutQuestions, record: Record) -> Leak | None:
-    return held_out.leak(record) if isinstance(record, Question) else held_out.leak_in_lines(text_lines(record))
 
 
 LEAKS: dict[Leak, str] = {

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
 from rag_train.data_synth.methods.planrag import plan_from_gold
-from rag_train.data_synth.modules.examples import Examples, says
+from rag_train.data_synth.modules.examples import Examples, found_or_known, says
 from rag_train.formats import deeprag, planrag, reader
 from rag_train.formats.planrag import PlanError, Response
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord
@@ -73,11 +73,6 @@ def gold_records(
     return out
 
 
-def _can_answer(step: GoldStep, passages: Sequence[Passage]) -> bool:
-    """Whether the hop's answer is known to the model or in the passages."""
-    return bool(step.known) or says(list(passages), step.short)
-
-
 def _knows(question: Question) -> bool:
     """Whether the model knows the answers of all hops."""
     return all(step.known for step in question.decomposition)
@@ -85,7 +80,7 @@ def _knows(question: Question) -> bool:
 
 def _answerable(question: Question, passages: Sequence[Passage]) -> list[GoldStep]:
     """Return the hops before the first one that the model cannot answer from memory or from the passages."""
-    return list(takewhile(lambda step: _can_answer(step, passages), question.decomposition))
+    return list(takewhile(lambda step: found_or_known(passages, step), question.decomposition))
 
 
 def _classifiers(out: Examples, question: Question) -> None:
@@ -123,7 +118,7 @@ def _ircot(out: Examples, question: Question, passages_by_query: Mapping[str, li
     for i, step in enumerate(question.decomposition):
         if i:
             passages = interleave([passages, passages_by_query[step.subquery]])[: ircot.IRCoT.most_passages]
-        if not _can_answer(step, passages):
+        if not found_or_known(passages, step):
             return
         fields = [("Context", passages), ("Question", question.question), ("Thought", list(thoughts))]
         out.add(ircot.THOUGHT, fields, step.answer, i)
@@ -144,7 +139,7 @@ def _resp(out: Examples, question: Question, passages_by_query: Mapping[str, lis
     pathway: list[str] = []
     for i, step in enumerate(question.decomposition):
         passages = passages_by_query[step.subquery]
-        if not _can_answer(step, passages):
+        if not found_or_known(passages, step):
             return
         out.add(resp.GLOBAL, [("Context", passages), ("Question", question.question)], step.answer, i)
         out.add(resp.LOCAL, [("Context", passages), ("Question", step.subquery)], step.answer, i)
@@ -183,7 +178,7 @@ def _iterdrag(out: Examples, question: Question, passages_by_query: Mapping[str,
     for i, step in enumerate(question.decomposition):
         add(deeprag.subquery_line(step.subquery), f"{i}/ask")
         passages = interleave([passages, passages_by_query[step.subquery]])
-        if not _can_answer(step, passages):
+        if not found_or_known(passages, step):
             return
         text += deeprag.subquery_line(step.subquery)
         add(f" {step.answer}\n", f"{i}/answer", deeprag.INTERMEDIATE)
@@ -199,7 +194,7 @@ def _react(out: Examples, question: Question, passages_by_query: Mapping[str, li
         lead = f"{text}Thought {i}:"
         out.write("react", [(body, False), (lead, False), (f"{action}\nObservation", True)], i)
         seen = passages_by_query[step.subquery][:1]
-        if not _can_answer(step, seen):
+        if not found_or_known(seen, step):
             return
         text += f"Thought {i}:{action}\nObservation {i}: [{' '.join(deeprag.one_line(p.text) for p in seen)}]\n"
         thought = step.answer
@@ -223,7 +218,7 @@ def _auto_rag(out: Examples, question: Question, passages_by_query: Mapping[str,
         passages = interleave([passages, passages_by_query[step.subquery]])
         if step.known:
             out.add(auto_rag.DOCUMENT, [("Query", step.subquery)], step.answer, i)
-        if not _can_answer(step, passages):
+        if not found_or_known(passages, step):
             return
         thought = step.answer
     add_move("end", answer=question.answers[0])
@@ -258,7 +253,7 @@ def _rq_rag(out: Examples, question: Question, passages_by_query: Mapping[str, l
             query = f" {step.subquery}\n"
             out.write("rq_rag", [(text + action, False), (query, True)], f"{i}/{action}", chat=False)
         passages = [*passages, *passages_by_query[step.subquery]]
-        if not _can_answer(step, passages):
+        if not found_or_known(passages, step):
             return
         found = rq_rag.evidence(passages_by_query[step.subquery])
         text += f"{rq_rag.ACTIONS[i % 3]} {step.subquery}{rq_rag.END}{found}"

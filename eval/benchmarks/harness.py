@@ -23,6 +23,7 @@ from rag_train.errors import UserError
 from rag_train.package_files import packaged
 
 if TYPE_CHECKING:
+    from rag_train.llm.base import Completion, Sampling
     from rag_train.schema import Question
     from rag_train.table import Table
     from rag_train.worlds.mini.world import World
@@ -125,6 +126,28 @@ def process_memory(field: str, process: int | Literal["self"] = "self") -> int:
     """
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) * 1024
+
+
+class Recorder:
+    """An engine that keeps the calls of another one: prompt, sampling and completion."""
+
+    def __init__(self, llm: Any):
+        self._llm = llm
+        self.calls: list[tuple[str, Sampling, Completion]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llm, name)
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        completion = await self._llm.complete(prompt, sampling)
+        self.calls.append((prompt, sampling, completion))
+        return completion
+
+    @property
+    def tokens(self) -> int:
+        """Tokens read and written."""
+        uses = [completion.usage for _, _, completion in self.calls]
+        return sum(use.prompt_tokens + use.completion_tokens for use in uses)
 
 
 class MiniWorld(NamedTuple):

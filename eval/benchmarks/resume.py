@@ -29,7 +29,7 @@ from typing import Any
 
 from rag_train.data_synth.inputs import read_questions
 from rag_train.data_synth.methods.deeprag import DeepRAGData, DeepRAGRecipe
-from rag_train.eval.benchmarks.harness import benchmark_parser, mini_world, process_memory, save
+from rag_train.eval.benchmarks.harness import Recorder, benchmark_parser, mini_world, process_memory, save
 from rag_train.eval.benchmarks.training import trajectories
 from rag_train.jobs.files import CACHE_VARIABLE, sha256, write_records
 from rag_train.jobs.items import Summary
@@ -107,19 +107,6 @@ def compare(work: Callable[[Path], dict[str, Any]], kills: int, rng: random.Rand
 # -- synthesis -------------------------------------------------------------------------------------------
 
 
-class Recorded:
-    """An engine that keeps the answers of another one in ``answers``."""
-
-    def __init__(self, llm: Any, answers: dict[tuple[str, Sampling], Completion]):
-        self._llm, self._answers = llm, answers
-        self.name, self.tokenizer, self.abilities = llm.name, llm.tokenizer, llm.abilities
-
-    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
-        completion = await self._llm.complete(prompt, sampling)
-        self._answers[prompt, sampling] = completion
-        return completion
-
-
 class Replayed:
     """An engine that gives recorded answers at once."""
 
@@ -143,13 +130,13 @@ async def record(path: Path) -> None:
     from rag_train.llm.vllm import VLLMEngine
 
     _, model, questions = mini_world()
-    answers: dict[tuple[str, Sampling], Completion] = {}
     engine = VLLMEngine.start(str(model), dtype="float32", kv_cache_memory_bytes=2**30)
+    recorder: Any = Recorder(engine)
     try:
-        recorded: Any = Recorded(engine, answers)
-        await search(recorded, questions[:QUESTIONS], path.with_name("recorded.jsonl"))
+        await search(recorder, questions[:QUESTIONS], path.with_name("recorded.jsonl"))
     finally:
         await engine.aclose()
+    answers = {(prompt, sampling): completion for prompt, sampling, completion in recorder.calls}
     path.write_bytes(pickle.dumps(answers))
 
 
@@ -216,32 +203,23 @@ def in_process(work: Work, kill_after: float | None = None) -> dict[str, Any]:
 
 
 def _report(connection: Connection, work: Work) -> None:
-    before = process_memory("RssAnon")
+    before = peak = process_memory("RssAnon")
     connection.send("begun")
-    with Peak() as peak:
-        start = time.perf_counter()
-        result = work()
-        seconds = time.perf_counter() - start
-    connection.send(result | {"seconds": seconds, "peak_bytes": peak.bytes, "start_bytes": before})
+    over = threading.Event()
 
+    def watch() -> None:
+        nonlocal peak
+        while not over.wait(0.02):
+            peak = max(peak, process_memory("RssAnon"))
 
-class Peak:
-    """The peak memory of this process within a ``with`` block, as ``bytes``."""
-
-    def __enter__(self) -> Peak:
-        self.bytes = process_memory("RssAnon")
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._over.wait(0.02):
-            self.bytes = max(self.bytes, process_memory("RssAnon"))
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    start = time.perf_counter()
+    result = work()
+    seconds = time.perf_counter() - start
+    over.set()
+    watching.join()
+    connection.send(result | {"seconds": seconds, "peak_bytes": peak, "start_bytes": before})
 
 
 def moments_of(kills: int, seconds: float, rng: random.Random) -> list[float]:

@@ -19,16 +19,9 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rag_train.eval.benchmarks.harness import (
-    benchmark_parser,
-    mini_world,
-    ratio,
-    save,
-    spread,
-)
+from rag_train.eval.benchmarks.harness import Recorder, benchmark_parser, mini_world, ratio, save, spread
 
 if TYPE_CHECKING:
-    from rag_train.llm.base import Completion, Sampling
     from rag_train.schema import Question
 
 Work = Callable[[Any, Sequence["Question"]], list[Coroutine[Any, Any, Any]]]
@@ -83,7 +76,7 @@ async def measure(options: argparse.Namespace) -> dict[str, dict[str, list[float
                         recorder = Recorder(engine)
                         await engine.reset()
                         seconds = await timed(work(recorder, asked), at_once=True)
-                        tokens, calls = recorder.tokens, recorder.calls
+                        tokens, calls = recorder.tokens, [call[:2] for call in recorder.calls]
                         await engine.reset()
                         batch = await timed([engine.complete(*call) for call in calls], at_once=True)
                         recorder = Recorder(engine)
@@ -100,24 +93,6 @@ async def measure(options: argparse.Namespace) -> dict[str, dict[str, list[float
     finally:
         await engine.aclose()
     return found
-
-
-class Recorder:
-    """An engine that records the prompt and sampling of every call and counts the tokens read and written."""
-
-    def __init__(self, llm: Any):
-        self._llm = llm
-        self.calls: list[tuple[str, Sampling]] = []
-        self.tokens = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._llm, name)
-
-    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
-        self.calls.append((prompt, sampling))
-        completion = await self._llm.complete(prompt, sampling)
-        self.tokens += completion.usage.prompt_tokens + completion.usage.completion_tokens
-        return completion
 
 
 async def timed(work: Sequence[Coroutine[Any, Any, Any]], *, at_once: bool) -> float:

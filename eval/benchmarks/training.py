@@ -19,7 +19,7 @@ import math
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -186,7 +186,11 @@ def trajectories(count: int, passages: int = 8) -> Iterator[SFTRecord]:
     corpus, rng = list(world.corpus()), random.Random(0)
     for number in range(count):
         question = questions[number % len(questions)]
-        steps = [_step(step.subquery, step.answer, corpus, passages, rng) for step in question.decomposition]
+        steps = []
+        for hop in question.decomposition:
+            decision = rng.choice(list(Decision))
+            found = rng.sample(corpus, passages) if decision is Decision.RETRIEVE else []
+            steps.append(Step(subquery=hop.subquery, decision=decision, passages=found, answer=hop.answer))
         segments = deeprag.render(steps, question.answers[0])
         yield SFTRecord(
             id=f"{question.id}/{number}",
@@ -195,12 +199,6 @@ def trajectories(count: int, passages: int = 8) -> Iterator[SFTRecord]:
             segments=segments,
             source="gold",
         )
-
-
-def _step(subquery: str, answer: str, corpus: Sequence[Passage], passages: int, rng: random.Random) -> Step:
-    decision = rng.choice(list(Decision))
-    found = rng.sample(corpus, passages) if decision is Decision.RETRIEVE else []
-    return Step(subquery=subquery, decision=decision, passages=found, answer=answer)
 
 
 def measure(examples: TrainingSet, contestant: str, folder: Path) -> dict[str, float]:

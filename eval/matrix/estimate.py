@@ -24,10 +24,8 @@ from rag_train.strategies.kit import KitConfig
 from rag_train.strategies.registry import BUDGET, parse_strategy
 from rag_train.table import NOTHING, Table
 
-SHARE = 100
-"""Of so many questions one is asked,"""
-LEAST = 4
-"""but at least so many."""
+SHARE, LEAST = 100, 4
+"""One question in `SHARE` is asked for the estimate, and at least `LEAST` questions."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ def watch_checkpoints(
 
     Each evaluation is appended to ``evaluations.jsonl`` and logged to the training's W&B run, if it has one. If
     several checkpoints appear during an evaluation, only the newest is evaluated next. ``best/`` contains the first
-    checkpoint with the highest mean of ``metric`` over the cells, and ``best.json`` with its values.
+    checkpoint with the highest mean of ``metric`` over the cells, and ``best.json`` with its values, which are
+    returned.
 
     Args:
         run: the training's ``output_dir``.
@@ -48,12 +49,8 @@ def watch_checkpoints(
         settings: hash of all that ``evaluate`` depends on besides the checkpoint.
         seconds: seconds between two looks for a new checkpoint.
 
-    Returns:
-        The contents of ``best.json``.
-
-    Raises:
-        UserError: if ``run`` is not a directory, if ``metric`` was not measured, or if checkpoints of ``run`` were
-            evaluated with other settings or compared by another metric.
+    Raises UserError if ``run`` is not a directory, if ``metric`` was not measured, or if its checkpoints were
+    evaluated with other settings or compared by another metric.
     """
     if not run.is_dir():
         raise UserError(f"--watch {run}: no such directory; give the output_dir of a training run")

@@ -55,12 +55,12 @@ def write_matrix_report(path: Path, directory: Path) -> None:
     if not cells:
         raise UserError(f"{directory / MATRIX}: no cells; run `rag-train eval` first")
     listed, opened, passages = Blocks(), Blocks(), Passages()
-    sets: dict[str, QuestionSet] = {}
+    sets: dict[str, list[Question]] = {}
     for number, cell in enumerate(cells):
         if cell.questions not in sets:
-            asked = QuestionSet(len(sets), read_questions(directory / cell.questions))
+            asked = read_questions(directory / cell.questions)
+            listed.add(f"questions-{len(sets)}", pack_questions(asked))
             sets[cell.questions] = asked
-            listed.add(f"questions-{asked.number}", pack_questions(asked.questions))
         answers, scores, trajectories = _pack_cell(directory, cell, sets[cell.questions], passages)
         listed.add(f"outcomes-{number}", pack_outcomes(answers, scores))
         opened.add_chunks(f"trajectories-{number}", trajectories, EXAMPLES)
@@ -69,7 +69,7 @@ def write_matrix_report(path: Path, directory: Path) -> None:
         "examples": EXAMPLES,
         "passages": PASSAGES,
         "cells": [
-            {"id": cell.id, "name": name, "set": sets[cell.questions].number, "em": cell.summary.em.mean}
+            {"id": cell.id, "name": name, "set": list(sets).index(cell.questions), "em": cell.summary.em.mean}
             for cell, name in zip(cells, _names(cells), strict=True)
         ],
     }
@@ -85,25 +85,18 @@ def _names(cells: Sequence[Cell]) -> list[str]:
     return [" · ".join(each) for each in words]
 
 
-class QuestionSet:
-    """Questions shared by several cells, and whether the model knows each fact, by normalised subquery."""
-
-    def __init__(self, number: int, questions: list[Question]):
-        self.number = number
-        self.questions = questions
-        self.known = normalized_facts(known_facts(questions))
-
-
 def _pack_cell(
-    directory: Path, cell: Cell, asked: QuestionSet, passages: Passages
+    directory: Path, cell: Cell, asked: Sequence[Question], passages: Passages
 ) -> tuple[list[str | None], list[Score], list[str]]:
     """Read a cell's files: answers, scores and packed trajectories, since whole ones would not fit in memory."""
 
-    def pack(trajectory: Trajectory) -> tuple[str | None, str]:
-        return trajectory.answer, pack_trajectory(trajectory, passages, asked.known)
+    known = normalized_facts(known_facts(asked))
 
-    scores = read_answers(directory / cell.scores, Score, asked.questions, lambda score: score)
-    packed = read_answers(directory / cell.trajectories, Trajectory, asked.questions, pack)
+    def pack(trajectory: Trajectory) -> tuple[str | None, str]:
+        return trajectory.answer, pack_trajectory(trajectory, passages, known)
+
+    scores = read_answers(directory / cell.scores, Score, asked, lambda score: score)
+    packed = read_answers(directory / cell.trajectories, Trajectory, asked, pack)
     return [answer for answer, _ in packed], scores, [text for _, text in packed]
 
 
@@ -134,12 +127,6 @@ def _page(cells: Sequence[Cell], index: dict[str, Any], listed: str) -> Iterator
 
 
 def _about(cells: Sequence[Cell]) -> str:
-    nouns = {
-        "strategy": "strategies",
-        "model": "models",
-        "dataset": "datasets",
-        "retriever": "retrievers",
-        "seed": "seeds",
-    }
+    nouns = {"strategy": "strategies"} | {noun: f"{noun}s" for noun in ("model", "dataset", "retriever", "seed")}
     counts = {noun: len({getattr(cell, noun) for cell in cells}) for noun in nouns}
     return ", ".join(f"{count} {noun if count == 1 else nouns[noun]}" for noun, count in counts.items()) + "."

@@ -68,7 +68,7 @@ def made(output: Path, outcome) -> Summary:
 
 
 def test_an_outage_rejects_nothing(tmp_path: Path):
-    """F1: a question whose engine or retriever was down became a finished, rejected item."""
+    """A question whose engine or retriever was down became a finished, rejected item."""
 
     async def down(question: Question, *_) -> Outcome:
         if question.id == "q1":
@@ -85,7 +85,7 @@ def test_an_outage_rejects_nothing(tmp_path: Path):
 
 
 def test_only_unfit_content_is_rejected(tmp_path: Path):
-    """F6: every ValueError, pydantic's and those of mistakes in the code, was rejected as too long."""
+    """Every ValueError, pydantic's and those of mistakes in the code, was rejected as too long."""
 
     async def unfit(question: Question, *_) -> Outcome:
         if question.id == "q0":

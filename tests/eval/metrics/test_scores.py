@@ -1,7 +1,4 @@
-"""Scores against the datasets' released scoring scripts and against cases computed by hand.
-
-The oracles reimplement the behaviour of each released script independently of our code.
-"""
+"""Scores against the datasets' released scoring scripts, told here anew, and against cases computed by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -18,7 +15,7 @@ from hypothesis import strategies as st
 from support.paths import DATA
 from support.trajectories import QUESTIONS, RUN, step, trajectory, with_decisions
 
-from rag_train.answers import accurate, contains, exact_match, f1
+from rag_train.answers import accurate
 from rag_train.errors import UserError
 from rag_train.eval.metrics.measures import gold_overlap
 from rag_train.eval.metrics.scores import align, pair_scores, score
@@ -35,47 +32,29 @@ SCRIPTED = {
 }
 
 
-def tokens(text: str, mark: str = "", marks: str = string.punctuation) -> list[str]:
-    """Return the lower-case tokens of ``text`` without articles, with each of ``marks`` replaced by ``mark``."""
-    kept = "".join(mark if character in marks else character for character in text.lower())
-    return re.sub(r"\b(a|an|the)\b", " ", kept).split()
+def script(scoring: str, prediction: str, answer: str) -> tuple[bool, float]:
+    """Return exact match and F1 as the released script of the dataset counts them."""
+    mark, marks = (" ", string.punctuation + "‘’´`") if scoring == "triviaqa" else ("", string.punctuation)
 
+    def tokens(text: str) -> list[str]:
+        kept = "".join(mark if character in marks else character for character in text.lower())
+        return re.sub(r"\b(a|an|the)\b", " ", kept).split()
 
-def overlap(left: list[str], right: list[str]) -> float:
-    same = sum(min(left.count(token), right.count(token)) for token in set(left))
-    if same == 0:
-        return 0
-    precision, recall = 1.0 * same / len(left), 1.0 * same / len(right)
-    return (2 * precision * recall) / (precision + recall)
-
-
-def hotpot_script(prediction: str, answer: str) -> tuple[bool, float]:
     left, right = tokens(prediction), tokens(answer)
     closed = (["yes"], ["no"], ["noanswer"])
-    return left == right, 0 if left != right and (left in closed or right in closed) else overlap(left, right)
+    if scoring == "hotpotqa" and left != right and (left in closed or right in closed):
+        return False, 0
+    if scoring == "musique" and not (left and right):
+        return left == right, float(left == right)
+    same = sum(min(left.count(token), right.count(token)) for token in set(left))
+    if same == 0:
+        return left == right, 0
+    precision, recall = 1.0 * same / len(left), 1.0 * same / len(right)
+    return left == right, (2 * precision * recall) / (precision + recall)
 
 
-def musique_script(prediction: str, answer: str) -> tuple[bool, float]:
-    left, right = tokens(prediction), tokens(answer)
-    return left == right, float(left == right) if not left or not right else overlap(left, right)
-
-
-def squad_script(prediction: str, answer: str) -> tuple[bool, float]:
-    left, right = tokens(prediction), tokens(answer)
-    return left == right, overlap(left, right)
-
-
-def triviaqa_script(prediction: str, answer: str) -> tuple[bool, float]:
-    left, right = (tokens(text, " ", string.punctuation + "‘’´`") for text in (prediction, answer))
-    return left == right, overlap(left, right)
-
-
-SCRIPTS: dict[str, Callable[[str, str], tuple[bool, float]]] = {
-    "hotpotqa": hotpot_script,
-    "musique": musique_script,
-    "squad": squad_script,
-    "triviaqa": triviaqa_script,
-}
+ADDED = ("the", "a", "An", "yes", "no", "noanswer", "", ".", "-", "’", "_", "‘x’", "and/or", "New-York", "\u00a0")
+WHOLE = ("Yes.", "no", "noanswer", "the", "", "...", "A")
 
 
 def perturbed(rng: random.Random, answers: Sequence[str]) -> str:
@@ -83,23 +62,16 @@ def perturbed(rng: random.Random, answers: Sequence[str]) -> str:
     words = rng.choice(answers).split() or [""]
     for _ in range(rng.randrange(4)):
         at = rng.randrange(len(words) + 1)
-        match rng.randrange(8):
-            case 0:
-                words.insert(at, rng.choice(("the", "a", "An", "yes", "no", "noanswer", "")))
-            case 1:
-                words = words[:at] or ["the"]
-            case 2:
-                words = [word.upper() for word in words]
-            case 3:
-                words.insert(at, rng.choice((".", "-", "’", "_", "‘x’", "and/or", "New-York", "\u00a0", "é")))
-            case 4:
-                words = [" ".join(words) + rng.choice("!,.?'’_")]
-            case 5:
-                words += words[:at]
-            case 6:
-                words = [rng.choice(("Yes.", "no", "noanswer", "the", "", "...", "A"))]
-            case _:
-                rng.shuffle(words)
+        changed = [
+            [*words[:at], rng.choice(ADDED), *words[at:]],
+            words[:at] or ["the"],
+            [word.upper() for word in words],
+            [" ".join(words) + rng.choice("!,.?'’_")],
+            words + words[:at],
+            [rng.choice(WHOLE)],
+            rng.sample(words, len(words)),
+        ]
+        words = rng.choice(changed)
     return " ".join(words)
 
 
@@ -116,13 +88,12 @@ def test_em_and_f1_equal_the_released_scripts_on_real_questions(name: str) -> No
     for number in range(10_000):
         question = rng.choice(questions)
         answers = question.answers + (["", "the"] if number % 50 == 0 else [])
-        asked = question.model_copy(
-            update={"answers": answers, "metadata": {} if scoring == "hotpotqa" else {"scoring": scoring}}
-        )
+        metadata = {} if scoring == "hotpotqa" else {"scoring": scoring}
+        asked = question.model_copy(update={"answers": answers, "metadata": metadata})
         prediction = perturbed(rng, answers if rng.random() < 0.8 else rng.choice(questions).answers)
         answered = Trajectory(question_id=question.id, question="", strategy="s", answer=prediction)
         (ours,) = score([asked], [answered])
-        theirs = [SCRIPTS[scoring](prediction, answer) for answer in answers]
+        theirs = [script(scoring, prediction, answer) for answer in answers]
         assert (ours.em, ours.f1) == (max(em for em, _ in theirs), max(f1 for _, f1 in theirs)), prediction
         seen[ours.f1] += 1
     assert len(seen) > 20 and 0 < seen[0.0] < 9_000 and 0 < seen[1.0] < 9_000
@@ -157,17 +128,11 @@ NONE = ["unanswerable"]
     ("scoring", "answers", "prediction", "em", "accuracy"),
     [
         *(("choice", CHOICES, text, 1, 1) for text in ("C", "c.", "(C)", "jupiter", "(C) Jupiter", "C. Jupiter")),
-        *(
-            ("choice", CHOICES, text, 1, 1)
-            for text in ("The answer is C.", "Answer: (c)", "The correct option is C")
-        ),
+        *(("choice", CHOICES, text, 1, 1) for text in ("The answer is C.", "Answer: (c)", "Correct option: C")),
         ("choice", CHOICES, "It is Jupiter.", 0, 1),
         *(("choice", CHOICES, text, 0, 0) for text in ("B", "(B) Mars", "C. Mars", "It is planet C, the Mars", "")),
         ("choice", ["Mars", "A"], "A", 1, 1),
-        *(
-            ("choice", ["Mars", "A"], text, 0, 0)
-            for text in ("the", "...", "a big planet", "It is a planet.", "An")
-        ),
+        *(("choice", ["Mars", "A"], text, 0, 0) for text in ("the", "...", "a planet", "It is a planet.", "An")),
         *(("curatedtrec", PATTERNS, text, 1, 1) for text in ("december 25", "Christmas day", "c++ (")),
         ("curatedtrec", PATTERNS, "on Dec 25", 0, 1),
         ("curatedtrec", PATTERNS, "May 1", 0, 0),
@@ -191,9 +156,8 @@ def test_choices_patterns_and_refusals(
 def test_both_ways_of_writing_an_accent_are_the_same_answer(scoring: str) -> None:
     composed, decomposed = (unicodedata.normalize(form, "Beyoncé Knowles") for form in ("NFC", "NFD"))
     for answer, prediction in ((composed, decomposed), (decomposed, composed)):
-        question = Question(
-            id="q", question="?", answers=[answer], metadata={"scoring": scoring, "long_form": True}
-        )
+        rules = {"scoring": scoring, "long_form": True}
+        question = Question(id="q", question="?", answers=[answer], metadata=rules)
         (ours,) = score([question], [Trajectory(question_id="q", question="", strategy="s", answer=prediction)])
         assert (ours.em, ours.f1, ours.accuracy, ours.rouge_l) == (1, 1, 1, 1)
 
@@ -220,12 +184,6 @@ def test_popqas_accuracy_is_that_of_its_script(prediction: str, answers: list[st
 def test_a_prediction_with_yes_and_no_answers_neither(prediction: str | None, yes: int, no: int) -> None:
     assert (accurate(prediction, ["yes"]), accurate(prediction, ["no"])) == (yes, no)
     assert accurate("The No and Yes Club", ["No and Yes Club"])
-
-
-def test_compares_answers_as_the_released_scripts_do():
-    assert exact_match("the  HAGUE!", ["Hague"]) and not exact_match("", ["x"]) and not exact_match(None, ["x"])
-    assert f1("yes it is", ["yes"]) == 0.0 and f1("a b c", ["b c d"]) == pytest.approx(2 * 0.8 / (2 * 1))
-    assert contains("it is The Hague, yes", ["hague"]) and not contains("Haguenau", ["Hague"])
 
 
 @pytest.mark.parametrize("ids", [["1", "2"], ["1", "2", "3", "3"], ["1", "2", "4"]])
