@@ -123,8 +123,10 @@ class LabelsMethod(Method[R, Labelled]):
         for i, path in enumerate(recipe.questions):
             answers = {name: _answers(files[i]) for name, files in runs.items()}
             for question, original in zip(by_file[path], load_questions(path, unanswerable="skip"), strict=True):
-                given = {name: _answer(runs[name][i], of, original) for name, of in answers.items()}
-                out.append(labelled(question, given))
+                if lacking := [name for name, given in answers.items() if original.id not in given]:
+                    problem = f"no trajectory of question {original.id!r}; run `rag-train eval` again"
+                    raise UserError(f"{runs[lacking[0]][i]}: {problem}")
+                out.append(labelled(question, {name: given[original.id] for name, given in answers.items()}))
         return out + [Labelled(**dict(q), kind=kind) for path, kind in others.items() for q in by_file[path]]
 
     @abstractmethod
@@ -217,12 +219,6 @@ def labelled(question: Question, given: Mapping[str, Trajectory]) -> Labelled:
     refused = [f"{name} refused ({each.refused})" for name, each in given.items() if each.error is not None]
     refused += ["cut" for each in given.values() if each.answer is None and each.cut]
     return Labelled(**dict(question), right=right, refused=next(iter(refused), ""))
-
-
-def _answer(path: Path, answers: Mapping[str, Trajectory], question: Question) -> Trajectory:
-    if question.id not in answers:
-        raise UserError(f"{path}: no trajectory of question {question.id!r}; run `rag-train eval` again")
-    return answers[question.id]
 
 
 def _answers(path: Path) -> dict[str, Trajectory]:

@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 
 import httpx
 import pytest
-from support.browser import Browser, chromium
+from support.browser import Browser
 from support.commands import call
 from support.fakes import opened
 from support.models import Chat, model_server
@@ -416,12 +416,6 @@ def test_command_serves_until_interrupted(mini_model: Path, index: Path, questio
         service.send_signal(signal.SIGINT)
         errors = service.communicate(timeout=60)[1]
     assert service.returncode == 0 and "Traceback" not in errors
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 def fill(browser: Browser, url: str, **fields: str) -> None:
