@@ -40,6 +40,11 @@ class Sampling:
     adapter: str | None = None
     """Directory of the LoRA adapter to use, as saved by PEFT; None for the base model."""
 
+    @property
+    def guided(self) -> bool:
+        """Whether the output is restricted."""
+        return bool(self.json_schema or self.choice or self.regex)
+
 
 @dataclass(frozen=True)
 class Abilities:

@@ -25,7 +25,7 @@ from rag_train.llm.replies import (
     yes_no,
 )
 from rag_train.llm.thoughts import after_thoughts, has_thoughts
-from rag_train.llm.unguided import conform, instruct, is_guided
+from rag_train.llm.unguided import conform, instruct
 from rag_train.progress import console
 from rag_train.retrieval.corpus import encodable
 
@@ -269,7 +269,7 @@ class ChatEngine:
             return self._written(await self._ask([*self._messages(prompt, sampling), *again], sampling))
         except Rejected as error:
             rejected = error
-        if rejected.problem.status in DOUBTFUL and is_guided(sampling) and self._guide != "none":
+        if rejected.problem.status in DOUBTFUL and sampling.guided and self._guide != "none":
             try:
                 messages = [*self._messages(prompt, sampling, "none"), *again]
                 return self._written(await self._ask(messages, sampling, "none"))
@@ -291,7 +291,7 @@ class ChatEngine:
         """Return the turns of a prompt."""
         user, _, lead = encodable(prompt).partition(TURN)
         wish = instruct(sampling) if (guide or self._guide) != "json_schema" else ""
-        if lead.strip() and self._continues and not is_guided(sampling):
+        if lead.strip() and self._continues and not sampling.guided:
             return [{"role": "user", "content": user}, {"role": "assistant", "content": lead}]
         return [{"role": "user", "content": "\n\n".join(filter(None, (user, wish, lead.strip())))}]
 
@@ -393,23 +393,20 @@ class ChatEngine:
         )
         return _Reply(completion, thinks or spent, spent)
 
-    @property
-    def cost(self) -> float:
-        """Dollars for the calls so far."""
-        return (self._used.prompt_tokens * self._prices[0] + self._used.completion_tokens * self._prices[1]) / 1e6
-
     async def aclose(self) -> None:
         """Close the connections, and print the calls, tokens and cost."""
         await self._replicas.aclose()
-        tokens = f"{self._used.prompt_tokens:,} tokens read, {self._used.completion_tokens:,} written"
+        read, written = self._used.prompt_tokens, self._used.completion_tokens
+        tokens = f"{read:,} tokens read, {written:,} written"
         tokens += f", {self._uncounted:,} calls without the server's counts" if self._uncounted else ""
-        cost = f", ${self.cost:,.2f}" if any(self._prices) else ""
+        dollars = (read * self._prices[0] + written * self._prices[1]) / 1e6
+        cost = f", ${dollars:,.2f}" if any(self._prices) else ""
         console.print(f"{self.name}: {self._calls:,} calls, {tokens}{cost}", markup=False, soft_wrap=True)
 
 
 def _response_format(sampling: Sampling, guide: str) -> dict[str, Any] | None:
     """Return the request for JSON: of a schema, or of any object."""
-    if sampling.regex or not is_guided(sampling) or guide == "none":
+    if sampling.regex or not sampling.guided or guide == "none":
         return None
     if guide == "json_object":
         return None if _is_wrapped(sampling) else {"type": "json_object"}

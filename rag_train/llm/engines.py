@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
@@ -23,9 +23,6 @@ from rag_train.llm import unguided
 from rag_train.llm.base import LLM, Adapted, EngineError, Timed
 from rag_train.llm.checkpoint import base_of, check_adapter
 from rag_train.recipe import Count, assign, parse_yaml, type_name
-
-if TYPE_CHECKING:
-    pass
 
 Dollars = Annotated[float, Field(ge=0)]
 Kind = Literal["vllm", "transformers", "openai", "chat"]

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
@@ -34,9 +34,6 @@ from rag_train.llm.thoughts import after_thoughts, has_thoughts
 from rag_train.llm.unguided import conform
 from rag_train.progress import console
 from rag_train.retrieval.corpus import encodable
-
-if TYPE_CHECKING:
-    pass
 
 EXTENSIONS = (
     "structured_outputs",

@@ -336,7 +336,7 @@ class TransformersEngine:
 
         Raises UserError for JSON if the tokenizer has no braces.
         """
-        if not (sampling.json_schema or sampling.choice or sampling.regex):
+        if not sampling.guided:
             return []
         import xgrammar
 

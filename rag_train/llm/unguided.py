@@ -16,11 +16,6 @@ _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]|"', re.DOTALL)
 """A string, an opening or a closing bracket of JSON, or the quotation mark of a string without an end."""
 
 
-def is_guided(sampling: Sampling) -> bool:
-    """Whether the output is restricted."""
-    return bool(sampling.json_schema or sampling.choice or sampling.regex)
-
-
 def conform(text: str, sampling: Sampling) -> str | None:
     """Return the part of ``text`` that the restriction of ``sampling`` allows, None if there is none.
 

@@ -275,7 +275,7 @@ def _sampling_params(sampling: Sampling):
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
     guided = None
-    if sampling.json_schema or sampling.choice or sampling.regex:
+    if sampling.guided:
         guided = StructuredOutputsParams(
             json=sampling.json_schema,
             choice=list(sampling.choice) if sampling.choice else None,

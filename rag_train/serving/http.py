@@ -230,7 +230,7 @@ async def _body(receive: Receive, limit: int, remedy: str) -> bytes:
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return what ``work`` returns. If the client disconnects, cancel it and raise ClientDisconnect."""
-    task, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
+    task, gone = asyncio.create_task(work), asyncio.create_task(disconnected(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -241,7 +241,8 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         gone.cancel()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -26,7 +26,7 @@ try:
     from starlette.exceptions import HTTPException as AnyHTTPException
     from starlette.requests import ClientDisconnect
 
-    from rag_train.serving.http import Access, Gate, read_body, server
+    from rag_train.serving.http import Access, Gate, disconnected, read_body, server
     from rag_train.serving.protocol import MAX_BODY, failure, parse_request, refusal
 except ImportError as error:
     raise not_installed(error) from error
@@ -180,8 +180,7 @@ async def _follow(
             shown.put_nowait(None)
 
     async def cancel_when_gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
+        await disconnected(request.receive)
         task.cancel()
 
     task = asyncio.create_task(work())

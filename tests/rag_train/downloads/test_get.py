@@ -7,13 +7,14 @@ import json
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
+import yaml
 from support.commands import call
 from support.hub import Hub, hub
+from support.paths import ROOT
 
 from rag_train.downloads.catalogue import CATALOGUE
 from rag_train.downloads.fetch import get
@@ -21,31 +22,8 @@ from rag_train.errors import UserError
 from rag_train.questions.load import load_questions
 from rag_train.retrieval.corpus import read_corpus
 
-ASKED = {"question": "Who directed A?", "answer": "Ann"}
-TWO_HOPS = {"type": "bridge", "context": [["A", ["One.", " Two."]]], "supporting_facts": [["A", 1]]}
-ROWS: dict[str, dict[str, Any]] = {
-    "hotpotqa": ASKED
-    | {"id": "q", "type": "bridge", "level": "hard", "supporting_facts": {"title": ["A"], "sent_id": [1]}}
-    | {"context": {"title": ["A"], "sentences": [["One.", " Two."]]}},
-    "2wikimultihopqa": ASKED | {"_id": "q", "evidences": [["A", "director", "Ann"]]} | TWO_HOPS,
-    "musique": ASKED
-    | {"id": "q", "answer_aliases": [], "answerable": True}
-    | {"paragraphs": [{"idx": 0, "title": "A", "paragraph_text": "One. Two.", "is_supporting": True}]}
-    | {"question_decomposition": [{"question": "Who directed A?", "answer": "Ann", "paragraph_support_idx": 0}]},
-    "popqa": {"id": 1, "question": "Who directed A?", "possible_answers": '["Ann"]', "prop": "director"}
-    | {"subj": "A", "obj": "Ann", "s_pop": 5, "o_pop": 6},
-    "nq": {"question": "Who directed A?", "answer": ["Ann"]},
-    "triviaqa": {"question_id": "q", "question": "Who directed A?", "search_results": {"title": []}}
-    | {"answer": {"value": "Ann", "normalized_aliases": ["ann"], "aliases": ["Ann"]}},
-    "squad": {"id": "q", "title": "A", "context": "Ann directed A.", "question": "Who directed A?"}
-    | {"answers": {"text": ["Ann"], "answer_start": [0]}},
-    "webquestions": {"url": "http://a", "question": "Who directed A?", "answers": ["Ann"]},
-    "commonsenseqa": {"id": "q", "question": "Who directed A?", "answerKey": "A"}
-    | {"choices": {"label": ["A", "B"], "text": ["Ann", "Ben"]}},
-    "strategyqa": {"qid": "q", "question": "Who directed A?", "answer": True, "facts": [], "decomposition": []},
-    "multihoprag": {"query": "Who directed A?", "answer": "Ann", "question_type": "x", "evidence_list": []},
-    "bamboogle": {"Question": "Who directed A?", "Answer": "Ann"},
-}
+ROWS = yaml.safe_load((ROOT / "tests/cases/downloads.yaml").read_text(encoding="utf-8"))
+"""A row of each data set as its repository has it."""
 ARTICLE = {"title": "A", "body": "word " * 150, "url": "http://a"}
 
 

@@ -30,14 +30,9 @@ from rag_train.llm.engines import EngineConfig, open_engine
 from rag_train.llm.openai import OpenAIEngine
 from rag_train.llm.replicas import Replicas
 from rag_train.llm.transformers import TransformersEngine
-from rag_train.worlds.mini.world import CHAINS, World, WorldConfig
+from rag_train.worlds.mini.world import CHAINS, World
 
 SCHEMA = json.dumps({"enum": ["yes", "no"]})  # an object would leave the white space to the model
-
-
-@pytest.fixture(scope="module")
-def world() -> World:
-    return World(WorldConfig())
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +82,8 @@ def vllm_server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.mark.release
 @pytest.mark.engine
-def test_vllm_server_agrees_with_transformers(world: World, model: str, vllm_server: str):
-    questions = [CHAINS[(r,)][0].format(x=s) for s, r in sorted(world.known)[::40]][:8]
+def test_vllm_server_agrees_with_transformers(mini_world: World, model: str, vllm_server: str):
+    questions = [CHAINS[(r,)][0].format(x=s) for s, r in sorted(mini_world.known)[::40]][:8]
     prompts = [f"Question: {question}\n" for question in questions]
 
     async def go() -> None:

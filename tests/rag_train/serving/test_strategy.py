@@ -38,7 +38,7 @@ from rag_train.serving.protocol import MAX_BODY
 from rag_train.serving.strategy import app
 from rag_train.strategies.base import STRATEGIES, Kit, Named, Run, Strategy
 from rag_train.strategies.kit import KitConfig, open_kit
-from rag_train.worlds.mini.world import World, WorldConfig, write_world
+from rag_train.worlds.mini.world import World, write_world
 
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
@@ -117,11 +117,6 @@ class Hostile(Strategy):
         return run.done(EVIL, EVIL)
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
-    return World(WorldConfig())
-
-
 def opening(world: World, model: Path) -> AbstractAsyncContextManager[Kit]:
     engine = EngineConfig(kind="transformers", dtype="float32")
     config = KitConfig(model=str(model), indexes=[], engine=engine, instructions=False)
@@ -129,18 +124,18 @@ def opening(world: World, model: Path) -> AbstractAsyncContextManager[Kit]:
 
 
 @pytest.fixture(scope="module")
-def url(world: World, mini_model: Path) -> Iterator[str]:
+def url(mini_world: World, mini_model: Path) -> Iterator[str]:
     extra = {"staged": Staged, "crowd": Crowd, "failing": Failing, "hostile": Hostile}
     with pytest.MonkeyPatch.context() as patch:
         for name, strategy in extra.items():
             patch.setitem(STRATEGIES, name, Named(strategy, {}))
-        with running(app(opening(world, mini_model), "deeprag")) as address:
+        with running(app(opening(mini_world, mini_model), "deeprag")) as address:
             yield address
 
 
 @pytest.fixture(scope="module")
-def questions(world: World) -> list[str]:
-    return [q.question for q in world.questions("dev") if (q.hops or 0) > 1][:8]
+def questions(mini_world: World) -> list[str]:
+    return [q.question for q in mini_world.questions("dev") if (q.hops or 0) > 1][:8]
 
 
 def body(question: str, strategy: str = "", **more: Any) -> dict[str, Any]:
@@ -375,9 +370,9 @@ def test_refuses_questions_beyond_its_limits(url: str, monkeypatch: pytest.Monke
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def index(mini_world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("world")
-    write_world(World(WorldConfig()), directory / "world")
+    write_world(mini_world, directory / "world")
     assert call("index", directory / "world/corpus.jsonl", directory / "index") == 0
     return directory / "index"
 
@@ -496,8 +491,8 @@ def test_page_shows_steps_as_they_arrive_and_stops_from_the_keyboard(url: str, b
     assert browser.run("document.querySelectorAll('.step').length") == 2
 
 
-def test_page_asks_for_the_key(world: World, mini_model: Path, browser: Browser):
-    with running(app(opening(world, mini_model), "direct", access=Access("secret"))) as address:
+def test_page_asks_for_the_key(mini_world: World, mini_model: Path, browser: Browser):
+    with running(app(opening(mini_world, mini_model), "direct", access=Access("secret"))) as address:
         browser.open(f"{address}/#q=What+is+it%3F&strategy=direct")
         browser.wait("typeof run !== 'undefined' && !$('keyed').hidden && !$('problem').hidden")
         assert browser.run("$('problem').textContent").startswith("no valid API key")
