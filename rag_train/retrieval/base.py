@@ -35,9 +35,16 @@ class Retriever(Protocol):
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return the ``k`` best passages for each query, best first, with scores; fewer if there are no more.
 
-        Raises ServiceError if a service fails that it depends on.
+        Raises ValueError if ``k`` is less than 1, ServiceError if a service fails that it depends on, and UserError
+        if something else fails that the user can mend, such as a damaged file.
         """
         ...
+
+
+def check_number(k: int) -> None:
+    """Raise ValueError if ``k``, the number of passages asked for, is less than 1."""
+    if k < 1:
+        raise ValueError(f"k is {k}; ask for at least one passage")
 
 
 def identity(part: Any) -> Any:

@@ -8,7 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from rag_train.errors import UserError
-from rag_train.retrieval.base import Retriever, common_corpus, identity, in_turn, service, threads_of_parts
+from rag_train.retrieval.base import (
+    Retriever,
+    check_number,
+    common_corpus,
+    identity,
+    in_turn,
+    service,
+    threads_of_parts,
+)
 from rag_train.retrieval.kinds import combination
 from rag_train.schema import Passage
 
@@ -65,14 +73,8 @@ class FusedRetriever:
         return {"fusion": self.method, "rrf_k": self.rrf_k, "depth": self.depth, "of": parts}
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Return at most ``k`` passages for each query, with fused scores.
-
-        Raises:
-            ValueError: if ``k`` is less than 1.
-            UserError: if a retriever fails, or if its scores cannot be fused.
-        """
-        if k < 1:
-            raise ValueError(f"k is {k}; ask for at least one passage")
+        """Return at most ``k`` passages for each query, with fused scores."""
+        check_number(k)
         depth = max(self.depth, k)
         with ThreadPoolExecutor(len(self.retrievers)) as pool:
             found = list(pool.map(lambda search: search(queries, depth), self._searches))

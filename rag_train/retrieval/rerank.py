@@ -14,7 +14,15 @@ from rag_train.http import httpx, open_client, send
 from rag_train.identity import model as model_identity
 from rag_train.llm.checkpoint import check_checkpoint
 from rag_train.llm.control import defused
-from rag_train.retrieval.base import Retriever, corpus_sha256, identity, in_turn, service, threads_of_parts
+from rag_train.retrieval.base import (
+    Retriever,
+    check_number,
+    corpus_sha256,
+    identity,
+    in_turn,
+    service,
+    threads_of_parts,
+)
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.index.words import indexed_text
 from rag_train.retrieval.kinds import combination
@@ -212,15 +220,8 @@ class RerankedRetriever:
         return {"rerank": identity(self.reranker), "depth": self.depth, "of": identity(self.retriever)}
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Return at most ``k`` passages for each query with the reranker's scores; ties keep the retriever's order.
-
-        Raises:
-            ValueError: if ``k`` is less than 1.
-            ServiceError: if the retriever or the reranker fails.
-            UserError: if a score is not a number.
-        """
-        if k < 1:
-            raise ValueError(f"k is {k}; ask for at least one passage")
+        """Return at most ``k`` passages for each query with the reranker's scores; ties keep their order."""
+        check_number(k)
         found = self._search(queries, max(self.depth, k))
         pairs = [(query, passage) for query, passages in zip(queries, found, strict=True) for passage in passages]
         scores = iter(_scores(self._score, pairs))

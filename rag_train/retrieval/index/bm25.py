@@ -23,6 +23,7 @@ from pydantic import StrictStr, TypeAdapter, ValidationError
 
 from rag_train.errors import UserError
 from rag_train.provenance import cores
+from rag_train.retrieval.base import check_number
 from rag_train.retrieval.corpus import PassageStore
 from rag_train.retrieval.index.directory import (
     MANIFEST,
@@ -176,12 +177,8 @@ class BM25Index:
 
         Equal scores are in corpus order. A query without a known word gets an empty list. Only the first
         `LONGEST_QUERY` characters of a query count, and ten repetitions of a word.
-
-        Raises:
-            ValueError: if ``k`` is less than 1.
         """
-        if k < 1:
-            raise ValueError(f"k is {k}; ask for at least one passage")
+        check_number(k)
         pool, threads = _pool()
         size = len(queries) if threads == 1 else -(-len(queries) // (4 * threads))
         size = max(size, _CHUNK)

@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from rag_train.errors import UserError, not_installed
+from rag_train.retrieval.base import check_number
 from rag_train.retrieval.corpus import PassageStore
 from rag_train.retrieval.index.directory import (
     MANIFEST,
@@ -163,12 +164,8 @@ class DenseIndex:
         """Return the ``k`` passages with the largest inner products for each query, scored by them.
 
         Equal scores are in corpus order. Approximate indexes may find fewer than ``k`` passages.
-
-        Raises:
-            ValueError: if ``k`` is less than 1.
         """
-        if k < 1:
-            raise ValueError(f"k is {k}; ask for at least one passage")
+        check_number(k)
         scores, positions = self.search_vectors(self.encoder.encode_queries(queries), k)
         known = (positions >= 0) & (positions < len(self))  # a stranger's index can hold any number
         return [

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rag_train.errors import UserError, not_installed
+from rag_train.retrieval.base import check_number
 from rag_train.retrieval.corpus import PassageStore, encodable
 from rag_train.retrieval.index.directory import (
     MANIFEST,
@@ -116,13 +117,8 @@ class LuceneIndex:
 
         Equal scores are in corpus order. A query with exclusions only, or with stop words only, gets an empty list.
         Only the first `LONGEST_QUERY` characters of a query count.
-
-        Raises:
-            ValueError: if ``k`` is less than 1.
-            UserError: if a file of the index cannot be read or is not what it should be.
         """
-        if k < 1:
-            raise ValueError(f"k is {k}; ask for at least one passage")
+        check_number(k)
         with _refusing(self.directory):
             return [self._search(query, k) for query in queries]
 

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from rag_train.errors import ServiceError, masked, problem_in
 from rag_train.http import authorization, httpx, json_of, open_client, send
+from rag_train.retrieval.base import check_number
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.kinds import place
 from rag_train.retrieval.remote.messages import FoundResponse, HealthResponse, SearchRequest
@@ -58,14 +59,8 @@ class RetrievalClient:
         self._max_passages = health.max_passages
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Return the passages of the served retriever; queries beyond the service's limits are sent in parts.
-
-        Raises:
-            ValueError: if ``k`` is less than 1.
-            ServiceError: if the service cannot be reached, rejects the request, or sends an invalid response.
-        """
-        if k < 1:
-            raise ValueError(f"k is {k}; ask for at least one passage")
+        """Return the passages of the served retriever; queries beyond the service's limits are sent in parts."""
+        check_number(k)
         size = max(1, min(self._max_queries, self._max_passages // k))
         parts = [queries[i : i + size] for i in range(0, len(queries), size)]
         return [passages for part in parts for passages in self._search(part, k)]

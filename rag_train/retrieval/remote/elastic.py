@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from rag_train.errors import ServiceError, masked
 from rag_train.http import httpx, open_client, send
+from rag_train.retrieval.base import check_number
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.index.lucene_query import parse, render
 from rag_train.retrieval.kinds import http_address, place, refused
@@ -95,13 +96,8 @@ class ElasticRetriever:
         """Return for each query at most ``k`` passages that match it, like `LuceneIndex.search`.
 
         Scores and the order of equal scores are determined by the cluster.
-
-        Raises:
-            ValueError: if ``k`` is less than 1.
-            ServiceError: if the cluster cannot be reached, lacks the index, or sends an invalid response.
         """
-        if k < 1:
-            raise ValueError(f"k is {k}; ask for at least one passage")
+        check_number(k)
         rendered = [_lucene_query(query) for query in queries]
         searchable = [i for i, query in enumerate(rendered) if query]
         found: list[list[Passage]] = [[] for _ in queries]

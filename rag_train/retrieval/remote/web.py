@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from rag_train.errors import ServiceError, UserError, masked
 from rag_train.http import httpx, open_client, retry_after, send
+from rag_train.retrieval.base import check_number
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.kinds import place
 from rag_train.rows import parse_json
@@ -127,15 +128,8 @@ class WebRetriever:
         self._client = open_client(timeout, _key_header(self.provider))
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Return at most ``k`` passages for each query, in the provider's order.
-
-        Raises:
-            ValueError: if ``k`` is less than 1.
-            ServiceError: if the provider cannot be reached, the quota is exhausted, or a response is invalid.
-            UserError: if the provider rejects the API key.
-        """
-        if k < 1:
-            raise ValueError(f"k is {k}; ask for at least one passage")
+        """Return at most ``k`` passages for each query, in the provider's order."""
+        check_number(k)
         return list(self._pool.map(lambda query: self._search(query, k), queries))
 
     def _search(self, query: str, k: int) -> list[Passage]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.fakes import VirtualLoop
+from support.retrieval import Fake
 
 from rag_train.errors import ServiceError
 from rag_train.jobs.retries import ItemState, Patience
@@ -23,24 +24,28 @@ from rag_train.retrieval.rerank import RerankedRetriever
 from rag_train.schema import Passage
 
 
-class Recorder:
+class Recorder(Fake):
     """A retriever that returns each query as a passage once ``gate`` is open, and fails on the query "bad"."""
 
-    name, identity, service = "recorder", "recorder", ""
-
     def __init__(self) -> None:
-        self.calls: list[tuple[list[str], int]] = []
-        self.called = threading.Event()
-        self.gate = threading.Event()
+        super().__init__()
+        self.called, self.gate = threading.Event(), threading.Event()
         self.gate.set()
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        self.calls.append((list(queries), k))
+        found = super().search(queries, k)
         self.called.set()
         assert self.gate.wait(30)
         if "bad" in queries:
             raise RuntimeError("the retriever failed")
-        return [[Passage(id=query, text=query)] for query in queries]
+        return found
+
+
+class Lengths:
+    """A reranker that scores by length."""
+
+    def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        return [float(len(text)) for _, text in pairs]
 
 
 def test_batches_concurrent_queries_and_searches_equal_ones_once() -> None:
@@ -89,7 +94,7 @@ def test_cancelling_a_caller_does_not_affect_the_others() -> None:
         recorder.gate.set()
         found = await asyncio.gather(*callers, return_exceptions=True)
         assert isinstance(found[0], asyncio.CancelledError)
-        assert found[1] == found[2] == [Passage(id="same", text="same")]
+        assert [passages[0].id for passages in found[1:]] == ["same"] * 2
 
     asyncio.run(main())
     assert front.distinct == 1
@@ -117,18 +122,6 @@ def test_waiting_queries_of_cancelled_callers_are_dropped() -> None:
     assert [queries for queries, _ in recorder.calls] == [["first"], ["shared", "own"], ["gone"]]
 
 
-def test_a_failure_reaches_every_caller_and_is_not_remembered() -> None:
-    recorder = Recorder()
-    front = AsyncRetriever(recorder)
-
-    async def main() -> None:
-        found = await asyncio.gather(*(front.search(q, 1) for q in ("bad", "bad", "x")), return_exceptions=True)
-        assert [str(error) for error in found] == ["the retriever failed"] * 3
-        assert (await front.search("x", 1))[0].id == "x"
-
-    asyncio.run(main())
-
-
 def test_drops_the_least_recently_used_answer() -> None:
     recorder = Recorder()
     front = AsyncRetriever(recorder, remember=2)
@@ -141,7 +134,7 @@ def test_drops_the_least_recently_used_answer() -> None:
     assert [queries for queries, _ in recorder.calls] == [["a"], ["b"], ["c"], ["b"]]
 
 
-def test_search_all_shares_pending_queries() -> None:
+def test_search_all_shares_pending_queries_and_a_failure_reaches_every_caller() -> None:
     recorder = Recorder()
     front = AsyncRetriever(recorder)
 
@@ -150,15 +143,17 @@ def test_search_all_shares_pending_queries() -> None:
         assert [[p.id for p in ps] for ps in both[0]] == [["a"], ["b"], ["a"]] and both[1][0].id == "b"
         both[0][0].clear()
         assert len((await front.search_all(["a"], 1))[0]) == 1
-        with pytest.raises(RuntimeError):
-            await front.search_all(["bad", "c"], 1)
+        asked = (front.search_all(["bad", "c"], 1), front.search("bad", 1), front.search("c", 1))
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert [str(error) for error in found] == ["the retriever failed"] * 3
+        assert (await front.search("c", 1))[0].id == "c", "a failure is not remembered"
 
     asyncio.run(main())
-    assert [queries for queries, _ in recorder.calls] == [["a", "b"], ["bad", "c"]]
+    assert [queries for queries, _ in recorder.calls] == [["a", "b"], ["bad", "c"], ["c"]]
 
 
 def test_searches_at_the_same_time_if_the_retriever_asks_for_it() -> None:
-    """E8: the engine waited for one search after the other."""
+    """The engine waited for one search after the other."""
     together = threading.Barrier(2)
 
     class Parallel(Recorder):
@@ -188,17 +183,10 @@ def test_a_search_that_waits_holds_up_no_other_retriever() -> None:
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-class Letters:
-    """A reranker that scores by length."""
-
-    def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        return [float(len(text)) for _, text in pairs]
-
-
 COMBINED: list[Callable[[Any, Path], Any]] = [
     lambda inner, folder: CachedRetriever(inner, folder / "cache"),
     lambda inner, folder: FusedRetriever([inner, Recorder()]),
-    lambda inner, folder: RerankedRetriever(inner, Letters()),
+    lambda inner, folder: RerankedRetriever(inner, Lengths()),
 ]
 
 
@@ -277,11 +265,6 @@ def test_only_a_retriever_all_of_whose_parts_are_services_is_one(tmp_path: Path)
     """How long an index or a cross-encoder of this process takes is not the fault of a service."""
     remote, other, local = Recorder(), Recorder(), Recorder()
     remote.service, other.service = "r", "o"
-
-    class Reranker:
-        def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-            return [0.0 for _ in pairs]
-
     assert service(CachedRetriever(remote, tmp_path / "cache.db")) == "r"
     assert service(FusedRetriever([remote, other])) == "r and o"
-    assert service(FusedRetriever([remote, local])) == service(RerankedRetriever(remote, Reranker())) == ""
+    assert service(FusedRetriever([remote, local])) == service(RerankedRetriever(remote, Lengths())) == ""

@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.retrieval import Fake
 
 from rag_train.errors import UserError
 from rag_train.retrieval.cache import CachedRetriever
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.schema import Passage
 
-INDEX = BM25Index.build(
-    [
-        Passage(id="a", title="Solaris", text="A film by “Tarkovsky” — \u2028 1972."),
-        Passage(id="b", text="She directs films."),
-        Passage(id="c", text="A city \x00 in Ελλάδα."),
-    ]
-)
-
-
-class Echo:
-    """A retriever that returns each query as a passage and records its calls."""
-
-    name = "echo"
-
-    def __init__(self, identity: Any = "echo") -> None:
-        self.identity = identity
-        self.calls: list[list[str]] = []
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        self.calls.append(list(queries))
-        return [[Passage(id=query, text=query, score=1 / 3)][:k] for query in queries]
+TEXTS = {"a": "A film by “Tarkovsky” — \u2028 1972.", "b": "She directs films.", "c": "A city \x00 in Ελλάδα."}
+INDEX = BM25Index.build([Passage(id=id, title="Solaris" * (id == "a"), text=text) for id, text in TEXTS.items()])
 
 
 def test_returns_the_retrievers_passages_and_searches_once(tmp_path: Path) -> None:
@@ -43,13 +23,13 @@ def test_returns_the_retrievers_passages_and_searches_once(tmp_path: Path) -> No
     assert first.search(queries, 2) == INDEX.search(queries, 2) and first.search([], 1) == []
     assert (first.hits, first.misses) == (0, len(queries) - 1)
 
-    echo = Echo(INDEX.identity)
-    again = CachedRetriever(echo, first.path)
-    assert again.search(queries[:3], 2) == INDEX.search(queries[:3], 2) and echo.calls == []
+    same, other = Fake("same"), Fake("another retriever of the same name")
+    same.identity = INDEX.identity
+    again = CachedRetriever(same, first.path)
+    assert again.search(queries[:3], 2) == INDEX.search(queries[:3], 2) and same.calls == []
     assert again.search(["film"], 1)[0][0].id == "film"  # another k
-    other = Echo("another retriever of the same name")
     assert CachedRetriever(other, first.path).search(["film"], 2)[0][0].id == "film"
-    assert len(echo.calls) == len(other.calls) == 1 and again.name == "echo"
+    assert len(same.calls) == len(other.calls) == 1 and again.name == "same"
 
 
 def test_does_not_store_empty_answers_and_refuses_damaged_ones(tmp_path: Path) -> None:

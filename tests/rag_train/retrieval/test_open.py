@@ -6,19 +6,17 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from support.retrieval import Fake
 from support.servers import Cluster, Handler, elastic_cluster, running, serving
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers import BertForSequenceClassification
 
 from rag_train.errors import UserError
 from rag_train.retrieval import kinds
-from rag_train.retrieval.base import Retriever, corpus_sha256, identity, key
-from rag_train.retrieval.cache import CachedRetriever
+from rag_train.retrieval.base import corpus_sha256, identity, key
 from rag_train.retrieval.corpus import encode
 from rag_train.retrieval.fusion import FusedRetriever
 from rag_train.retrieval.index.bm25 import BM25Index
@@ -50,38 +48,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def cross_encoder(root: Path) -> Path:
-    """A directory with a small random cross-encoder."""
-    tokenizer = AutoTokenizer.from_pretrained(model_path(EMBEDDED))
-    torch.manual_seed(0)
-    shape = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "initializer_range": 0.5}
-    config = BertConfig(vocab_size=len(tokenizer), hidden_size=16, **shape)
-    config.num_labels = 1
-    BertForSequenceClassification(config).save_pretrained(root / "ce")
-    tokenizer.save_pretrained(root / "ce")
-    return root / "ce"
-
-
-class Scores(Handler):
-    """A fake of vLLM's /score: longer texts score higher."""
-
-    models: list[str | None]
-
-    def do_POST(self) -> None:
-        request = json.loads(self.body())
-        self.models.append(request.get("model"))
-        data = [{"index": i, "score": len(text)} for i, text in enumerate(request["text_2"])]
-        self.send(200, json.dumps({"data": data}).encode())
-
-
-@pytest.fixture
-def vllm() -> Iterator[str]:
-    Scores.models = []
-    with serving(Scores) as url:
-        yield url
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "index"), [("bm25", BM25Index), ("lucene", LuceneIndex), ("dense", DenseIndex)])
 def test_index_directories(root: Path, kind: str, index: type) -> None:
@@ -91,18 +57,13 @@ def test_index_directories(root: Path, kind: str, index: type) -> None:
     assert corpus_sha256(opened) == load_index(root / "bm25").corpus_sha256
 
 
-def test_retrieval_service(root: Path) -> None:
-    index = load_index(root / "bm25")
-    with running(app(index)) as url:
+@pytest.mark.parametrize("place", ["{root}/bm25", "rrf({root}/bm25,{root}/lucene)"])
+def test_a_service_serves_any_retriever(root: Path, place: str) -> None:
+    served = open_retriever(place.format(root=root))
+    with running(app(served)) as url:
         opened = open_retriever(url)
-        assert opened.search(QUERIES, 2) == index.search(QUERIES, 2)
-        assert (opened.name, corpus_sha256(opened)) == ("bm25", index.corpus_sha256)
-
-
-def test_service_serves_any_retriever(root: Path) -> None:
-    fused = open_retriever(f"rrf({root}/bm25,{root}/lucene)")
-    with running(app(fused)) as url:
-        assert open_retriever(url).search(QUERIES, 2) == fused.search(QUERIES, 2)
+        assert opened.search(QUERIES, 2) == served.search(QUERIES, 2)
+        assert (opened.name, corpus_sha256(opened)) == (served.name, corpus_sha256(served))
 
 
 def test_web_searches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,68 +118,29 @@ def test_milvus(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_fusion(root: Path) -> None:
+def test_fusion_and_reranking(root: Path, checkpoint: Path) -> None:
     bm25, dense = load_index(root / "bm25"), load_index(root / "dense")
-    places = f"{root}/bm25, {root}/dense"
-    opened = open_retriever(f"rrf({places})")
-    assert opened.search(QUERIES, 3) == FusedRetriever([bm25, dense]).search(QUERIES, 3)
-    assert (opened.name, corpus_sha256(opened)) == ("rrf(bm25, dense)", bm25.corpus_sha256)
-    weighted = open_retriever(f"weighted(0.25*{places})")
+    weighted = open_retriever(f"weighted(0.25*{root}/bm25, {root}/dense)")
     expected = FusedRetriever([bm25, dense], "weighted", [0.25, 1.0])
     assert weighted.search(QUERIES, 3) == expected.search(QUERIES, 3)
+    assert (weighted.name, corpus_sha256(weighted)) == ("weighted(bm25, dense)", bm25.corpus_sha256)
     with pytest.raises(UserError, match="one positive number for each"):
-        open_retriever(f"rrf(0*{places})")
+        open_retriever(f"rrf(0*{root}/bm25, {root}/dense)")
+    opened = open_retriever(f"rerank(rrf({root}/bm25, {root}/dense), {checkpoint})")
+    reranked = RerankedRetriever(FusedRetriever([bm25, dense]), CrossEncoderReranker(str(checkpoint)))
+    assert opened.search(QUERIES, 3) == reranked.search(QUERIES, 3)
+    assert (opened.name, corpus_sha256(opened)) == ("rrf(bm25, dense)+rerank", bm25.corpus_sha256)
 
 
-@pytest.mark.slow
-def test_reranking(root: Path, cross_encoder: Path, vllm: str) -> None:
-    bm25 = load_index(root / "bm25")
-    opened = open_retriever(f"rerank({root}/bm25, {cross_encoder})")
-    expected = RerankedRetriever(bm25, CrossEncoderReranker(str(cross_encoder)))
-    assert opened.search(QUERIES, 3) == expected.search(QUERIES, 3)
-    assert corpus_sha256(opened) == bm25.corpus_sha256
-    nested = open_retriever(f"rerank(rrf({root}/bm25,{root}/lucene),{vllm})")
-    assert nested.name == "rrf(bm25, lucene)+rerank"
-    assert [p.id for p in nested.search(QUERIES, 1)[0]] == ["3"]  # the longest passage
-    assert open_retriever(f"rerank({root}/bm25,{vllm},org/model)").search(QUERIES, 1)
-    assert Scores.models == [None, "org/model"]
-
-
-def test_cache(root: Path, tmp_path: Path) -> None:
-    build_index("bm25", root / "corpus.jsonl", tmp_path / "index", lambda _: None)
+def test_a_cache_does_not_answer_for_an_index_of_another_corpus(variants: Path, tmp_path: Path) -> None:
     place = f"cache({tmp_path}/index, {tmp_path}/cache.sqlite)"
-    first = open_retriever(place)
-    found = first.search(QUERIES, 2)
-    assert found == load_index(root / "bm25").search(QUERIES, 2)
-    again = open_retriever(place)
-    assert isinstance(again, CachedRetriever)
-    assert again.search(QUERIES, 2) == found and (again.hits, again.misses) == (3, 0)
-    assert corpus_sha256(again) == corpus_sha256(first) == load_index(root / "bm25").corpus_sha256
-
-    (tmp_path / "other.jsonl").write_bytes(b"".join(map(encode, PASSAGES[:2])))
-    build_index("bm25", tmp_path / "other.jsonl", tmp_path / "index", lambda _: None)
-    rebuilt = open_retriever(place)
-    assert [len(passages) for passages in rebuilt.search(QUERIES, 2)] == [2, 0, 0]
-
-
-def test_corpus_hash_of_combinations() -> None:
-    class Corpus:
-        name = identity = "corpus"
-
-        def __init__(self, sha256: str | None):
-            if sha256 is not None:
-                self.corpus_sha256 = sha256
-
-        def search(self, queries: Any, k: int) -> list[list[Passage]]:
-            return [[] for _ in queries]
-
-    def joint(*parts: str | None) -> str:
-        retrievers: list[Retriever] = [Corpus(part) for part in parts]
-        return corpus_sha256(FusedRetriever(retrievers))
-
-    assert joint("a", "a") == "a" and joint("a", None) == joint("a", "") == ""
-    with pytest.raises(UserError, match=r"corpus and corpus search different corpora, in which .*; index the"):
-        joint("a", "", "b")
+    found = []
+    for corpus in ("corpus", "other", "corpus"):
+        build_index("bm25", variants / f"{corpus}.jsonl", tmp_path / "index", lambda _: None)
+        opened: Any = open_retriever(place)
+        found.append(opened.search(QUERIES, 2))
+        assert corpus_sha256(opened) == load_index(tmp_path / "index").corpus_sha256
+    assert opened.hits == 3 and found[0] == found[2] and [len(passages) for passages in found[1]] == [2, 0, 0]
 
 
 def test_a_retriever_is_declared_where_it_is_written(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +168,8 @@ def identified(place: str) -> str:
 
 @pytest.fixture
 def variants(root: Path, tmp_path: Path) -> Path:
-    """A directory with the index of another corpus."""
+    """A directory with the corpus, and with another corpus and its index."""
+    shutil.copy(root / "corpus.jsonl", tmp_path)
     (tmp_path / "other.jsonl").write_bytes(b"".join(map(encode, PASSAGES[:2])))
     build_index("bm25", tmp_path / "other.jsonl", tmp_path / "other", lambda _: None)
     return tmp_path
@@ -282,33 +205,27 @@ def test_retrievers_that_differ_in_one_setting(root: Path, variants: Path, first
 
 
 @pytest.mark.slow
-def test_a_reranker_that_was_trained_again_is_another_one(root: Path, cross_encoder: Path, tmp_path: Path) -> None:
-    shutil.copytree(cross_encoder, tmp_path / "ce")
+def test_a_reranker_that_was_trained_again_is_another_one(root: Path, checkpoint: Path, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint, tmp_path / "ce")
     place = f"rerank({root}/bm25, {tmp_path}/ce)"
     before = identified(place)
-    assert identified(f"rerank({root}/bm25, {cross_encoder})") == before, "wherever it lies"
+    assert identified(f"rerank({root}/bm25, {checkpoint})") == before, "wherever it lies"
     model = BertForSequenceClassification.from_pretrained(tmp_path / "ce")
     model.classifier.bias.data += 1
     model.save_pretrained(tmp_path / "ce")
     assert identified(place) != before
 
 
-def test_an_index_is_the_same_wherever_it_lies(root: Path, tmp_path: Path) -> None:
-    shutil.copytree(root / "bm25", tmp_path / "copy")
-    assert identified(str(tmp_path / "copy")) == identified(str(root / "bm25"))
-
-
-def test_a_service_states_its_identity(root: Path, variants: Path) -> None:
+def test_a_service_states_the_identity_of_its_index_wherever_they_are(root: Path, variants: Path) -> None:
     """A service whose corpus was indexed again was taken for the same retriever."""
+    shutil.copytree(root / "bm25", variants / "copy")
     found = []
-    for place in (root / "bm25", root / "bm25", variants / "other"):
+    for place in (root / "bm25", variants / "copy", variants / "other"):
         with running(app(load_index(place))) as url:
-            found.append((identified(url), corpus_sha256(open_retriever(url))))
-    assert found[0] == found[1], "at another address"
-    assert found[0][0] != found[2][0] and found[0][1] != found[2][1]
+            found.append((identified(str(place)), identified(url), corpus_sha256(open_retriever(url))))
+    assert found[0] == found[1], "at another address, of an index in another place"
+    assert all(one != other for one, other in zip(found[0], found[2], strict=True))
 
-
-def test_services_that_state_nothing_differ_by_address() -> None:
     class Stranger(Handler):
         def do_GET(self) -> None:
             self.send(200, json.dumps({"retriever": "bm25", "max_queries": 8}).encode())
@@ -321,7 +238,7 @@ def test_no_secret_is_in_an_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERPER_API_KEY", "hidden")
     monkeypatch.setenv("ELASTIC_API_KEY", "hidden")
     places = ("serper", "elastic://me:hidden@host:1/wiki", "searxng+http://me:hidden@host/search?api_key=hidden")
-    for place in places:
+    for place in (*places, "rerank(serper, http://me:hidden@host:1)"):
         assert "hidden" not in json.dumps(identity(open_retriever(place)))
     changed = open_retriever("searxng+http://me:other@host/search?api_key=other")
     assert identity(changed) == identity(open_retriever(places[2])), "another password, the same service"
@@ -337,6 +254,7 @@ def test_indexes_of_different_corpora_are_not_fused(root: Path, variants: Path, 
         open_retriever(method.format(f"{root}/bm25,{url}"))
     with pytest.raises(UserError, match=message):
         open_retrievers([f"sparse={root}/bm25", f"dense={variants}/other"])
+    assert corpus_sha256(FusedRetriever([load_index(root / "bm25"), Fake()])) == "", "one corpus is not known"
     assert len(open_retrievers([f"sparse={root}/bm25", f"web={variants}/other"])) == 2
     assert len(open_retrievers([f"web={variants}/other"])) == 1
 

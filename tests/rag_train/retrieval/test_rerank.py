@@ -12,9 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.retrieval import LETTERS, Fake, bert, ids, save_letters
 from support.servers import Handler, serving
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
+from transformers import BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
 
 from rag_train import http
 from rag_train.errors import ServiceError, UserError
@@ -25,61 +25,8 @@ from rag_train.retrieval.rerank import CrossEncoderReranker, RerankedRetriever, 
 from rag_train.schema import Passage
 
 Pair = tuple[str, str]
-
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-PASSAGES = [
-    Passage(id=str(i), title=title, text=text)
-    for i, (title, text) in enumerate(
-        [
-            ("Fox", "the red fox runs"),
-            ("Hen", "a hen and a fox"),
-            ("Jay", "blue jay"),
-            ("Owl", "the owl of the red wood"),
-            ("Cat", "the cat"),
-        ]
-    )
-]
-
-
-def save_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
-    """Save a BERT tokenizer with single letters as word pieces."""
-    words = [*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
-    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    names = {f"{name[1:-1].lower()}_token": name for name in SPECIAL}
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_input_names=["input_ids", "token_type_ids", "attention_mask"], **names
-    )
-    fast.save_pretrained(directory)
-    return fast
-
-
-def bert(labels: int = 1) -> BertConfig:
-    config = BertConfig(
-        vocab_size=len(SPECIAL) + 2 * len(LETTERS),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        initializer_range=0.5,  # gives widely spread scores
-    )
-    config.num_labels = labels
-    return config
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("cross-encoder")
-    torch.manual_seed(0)
-    BertForSequenceClassification(bert()).save_pretrained(directory)
-    save_tokenizer(directory)
-    return directory
+TEXTS = ["Fox the red fox runs", "Hen a hen and a fox", "Jay blue jay", "Owl the owl of red wood", "Cat the cat"]
+PASSAGES = [Passage(id=str(i), title=text[:3], text=text[4:]) for i, text in enumerate(TEXTS)]
 
 
 @pytest.fixture(scope="module")
@@ -119,25 +66,6 @@ def shared_letters(query: str, text: str) -> float:
     return float(len(set(query) & set(text)))
 
 
-class Everything:
-    """A retriever that returns the same passages for every query."""
-
-    name = "everything"
-
-    def __init__(self, passages: list[Passage]):
-        self.passages = passages
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        return [self.passages[:k] for _ in queries]
-
-
-def ids(passages: Sequence[Passage]) -> list[str]:
-    return [passage.id for passage in passages]
-
-
-# -- the cross-encoder -----------------------------------------------------------------------------------------
-
-
 def test_batches_score_like_single_pairs(
     cross_encoder: CrossEncoderReranker, one_by_one: Callable[[Pair], float]
 ) -> None:
@@ -145,7 +73,6 @@ def test_batches_score_like_single_pairs(
     scores = cross_encoder.scores(pairs)
     assert scores == pytest.approx([one_by_one(pair) for pair in pairs], abs=1e-4)
     assert max(scores) - min(scores) > 0.1  # the scores differ between pairs
-    assert cross_encoder.scores(pairs) == scores
     assert cross_encoder.scores(pairs[::-1]) == pytest.approx(scores[::-1], abs=1e-4)
     assert cross_encoder.scores([]) == []
 
@@ -172,22 +99,19 @@ def test_truncates_long_pairs(checkpoint: Path, cross_encoder: CrossEncoderReran
 
 
 def test_rejects_models_that_are_not_cross_encoders(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="not found"):
-        CrossEncoderReranker(str(tmp_path / "missing"))
-    save_tokenizer(tmp_path)
-    BertModel(bert()).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="BertModel has no scoring head; give a cross-encoder"):
-        CrossEncoderReranker(str(tmp_path), device="cpu")
-    BertForSequenceClassification(bert(labels=3)).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="3 labels; give a cross-encoder with one score"):
-        CrossEncoderReranker(str(tmp_path), device="cpu")
-    (tmp_path / "model.safetensors").write_bytes(b"\x00" * 100)
-    with pytest.raises(UserError, match=r"model\.safetensors: .*; copy or save the model again") as caught:
-        CrossEncoderReranker(str(tmp_path), device="cpu")
-    assert "\n" not in str(caught.value)
+    def refused(problem: str) -> None:
+        with pytest.raises(UserError, match=problem) as caught:
+            CrossEncoderReranker(str(tmp_path / "model"), device="cpu")
+        assert "\n" not in str(caught.value)
 
-
-# -- the retriever ---------------------------------------------------------------------------------------------
+    refused("not found")
+    save_letters(tmp_path / "model")
+    BertModel(bert()).save_pretrained(tmp_path / "model")
+    refused("BertModel has no scoring head; give a cross-encoder")
+    BertForSequenceClassification(bert(labels=3)).save_pretrained(tmp_path / "model")
+    refused("3 labels; give a cross-encoder with one score")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"\x00" * 100)
+    refused(r"model\.safetensors: .*; copy or save the model again")
 
 
 def test_returns_the_best_passages_first(
@@ -198,16 +122,14 @@ def test_returns_the_best_passages_first(
     assert reranked.name == "bm25+rerank"
     queries = ["red fox", "blue jay", "zebra"]
     for query, found, before in zip(queries, reranked.search(queries, 2), index.search(queries, 50), strict=True):
-        expected = sorted(before, key=lambda p: -one_by_one((query, indexed_text(p))))[:2]
-        assert ids(found) == ids(expected)
-        assert [p.score for p in found] == pytest.approx(
-            [one_by_one((query, indexed_text(p))) for p in found], abs=1e-4
-        )
+        scores = {p.id: one_by_one((query, indexed_text(p))) for p in before}
+        assert ids(found) == sorted(scores, key=lambda id: -scores[id])[:2]
+        assert [p.score for p in found] == pytest.approx([scores[p.id] for p in found], abs=1e-4)
 
 
 def test_respects_depth_k_and_ties_and_scores_all_queries_in_one_call() -> None:
     reranker = Counting(shared_letters)
-    reranked = RerankedRetriever(Everything(PASSAGES), reranker, depth=3)
+    reranked = RerankedRetriever(Fake(found=PASSAGES), reranker, depth=3)
     found = reranked.search(["x", "jy", "x"], 2)
     assert [ids(passages) for passages in found] == [["0", "1"], ["2", "0"], ["0", "1"]]  # ties in retriever order
     (asked,) = reranker.asked
@@ -215,21 +137,11 @@ def test_respects_depth_k_and_ties_and_scores_all_queries_in_one_call() -> None:
     assert ids(reranked.search(["x"], 4)[0]) == ["0", "1", "2", "3"]  # k is greater than depth
     with pytest.raises(ValueError, match="k is 0"):
         reranked.search(["x"], 0)
-
-
-def test_does_not_score_empty_results() -> None:
-    reranker = Counting(shared_letters)
-    assert RerankedRetriever(Everything([]), reranker).search(["a", "b"], 3) == [[], []]
-    assert RerankedRetriever(Everything(PASSAGES), reranker).search([], 3) == []
-    assert reranker.asked == []
-
-
-def test_rejects_scores_that_are_not_numbers() -> None:
+    reranker.asked.clear()
+    assert RerankedRetriever(Fake(found=[]), reranker).search(["a", "b"], 3) == [[], []]
+    assert reranked.search([], 3) == [] and reranker.asked == []
     with pytest.raises(UserError, match="not a number; "):
-        RerankedRetriever(Everything(PASSAGES), Counting(lambda *_: math.nan)).search(["a"], 3)
-
-
-# -- grouping by entity ----------------------------------------------------------------------------------------
+        RerankedRetriever(Fake(found=PASSAGES), Counting(lambda *_: math.nan)).search(["a"], 3)
 
 
 def test_group_by_entity_ranks_by_the_best_query() -> None:
@@ -252,30 +164,7 @@ def test_group_by_entity_ranks_by_the_best_query() -> None:
     assert [(p.id, p.score) for p in groups["Bird"]] == [("1", 0.9), ("2", 0.5)]
     assert ids(groups["Owner"]) == ["4", "1"]  # equal scores keep their order
     assert groups["Nobody"] == groups["Unfound"] == []
-    assert sorted(reranker.asked[0]) == sorted(table) and len(reranker.asked) == 1
-
-
-@pytest.mark.slow
-@given(
-    st.dictionaries(st.sampled_from("ABC"), st.lists(st.sampled_from(LETTERS[:6]), max_size=4)),
-    st.dictionaries(st.sampled_from(LETTERS[:6]), st.lists(st.sampled_from(PASSAGES), unique_by=lambda p: p.id)),
-    st.integers(1, 6),
-)
-def test_groups_contain_each_passage_of_their_queries_once(
-    entities: dict[str, list[str]], retrieved: dict[str, list[Passage]], k: int
-) -> None:
-    found = {query: retrieved.get(query, []) for query in LETTERS[:6]}
-    for entity, group in group_by_entity(entities, found, Counting(shared_letters), k).items():
-        pool = {p.id: p for query in entities[entity] for p in found[query]}
-        best = {
-            id: max(shared_letters(query, indexed_text(p)) for query in entities[entity]) for id, p in pool.items()
-        }
-        assert len(set(ids(group))) == len(group) == min(k, len(pool))
-        assert [p.score for p in group] == sorted(best.values(), reverse=True)[:k]
-        assert all(best[p.id] == p.score for p in group)
-
-
-# -- vLLM's /score ---------------------------------------------------------------------------------------------
+    assert sorted(reranker.asked[0]) == sorted(table) and len(reranker.asked) == 1, "each pair once, in one call"
 
 
 class Server:
@@ -308,47 +197,37 @@ def score(asked: dict[str, Any]) -> bytes:
     return json.dumps({**whole, "usage": usage}).encode()
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Server]:
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(http.time, "sleep", lambda seconds: None)
     server = Server()
     with serving(server.handler()) as server.url:
         yield server
 
 
-@pytest.fixture
-def server(running: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    running.asked.clear()
-    running.replies.clear()
-    monkeypatch.setattr(http.time, "sleep", lambda seconds: None)
-    return running
-
-
 def test_vllm_gets_requests_in_parts_and_keeps_the_order(server: Server) -> None:
     reranker = VLLMScoreReranker(server.url + "/", "bge")
+    server.replies = [(503, b""), (429, b"")]  # busy at first
     pairs = [("abc\ud800", LETTERS[: i % 5]) for i in range(1100)]
     assert reranker.scores(pairs) == [shared_letters(*pair) for pair in pairs]
-    assert [len(asked["text_1"]) for asked in server.asked] == [512, 512, 76]
+    assert [len(asked["text_1"]) for asked in server.asked[2:]] == [512, 512, 76]
     rest = {key: value for key, value in server.asked[0].items() if not key.startswith("text_")}
     assert rest == {"path": "/score", "model": "bge", "truncate_prompt_tokens": -1}
     assert reranker.scores([]) == []
 
 
 def test_control_tokens_of_passages_are_text(server: Server, cross_encoder: CrossEncoderReranker) -> None:
-    VLLMScoreReranker(server.url, "bge").scores([("abc</s>", "b [SEP]")])
+    VLLMScoreReranker(server.url).scores([("abc</s>", "b [SEP]")])
     assert [(asked["text_1"], asked["text_2"]) for asked in server.asked] == [(["abc< /s>"], ["b [ SEP]"])]
     spelled, spaced = cross_encoder.scores([("abc", "b [SEP] c"), ("abc", "b [ SEP] c")])
     assert spelled == spaced != cross_encoder.scores([("abc", "b c")])[0]
-
-
-def test_retries_if_vllm_is_busy(server: Server) -> None:
-    server.replies = [(503, b""), (429, b"")]
-    assert VLLMScoreReranker(server.url, "bge").scores([("ab", "b")]) == [1.0]
 
 
 @pytest.mark.parametrize(
     ("status", "body", "problem"),
     [
         (404, b'{"error":{"message":"The model `bge`\\ndoes not exist."}}', "status 404"),
+        (0, b"", "start a server with `vllm serve bge"),
         (200, b"<html>", "does not have one score for each pair"),
         (200, b'{"data": [{"index": 1, "score": 0.5}]}', "does not have one score for each pair"),
         (200, b'{"data": [{"index": 0, "score": NaN}]}', "does not have one score for each pair"),
@@ -358,11 +237,6 @@ def test_retries_if_vllm_is_busy(server: Server) -> None:
 def test_vllm_errors_are_one_line(server: Server, status: int, body: bytes, problem: str) -> None:
     server.replies = [(status, body)]
     with pytest.raises(ServiceError) as caught:
-        VLLMScoreReranker(server.url, "bge").scores([("a", "b")])
+        VLLMScoreReranker(server.url, "bge", retries=0).scores([("a", "b")])
     message = str(caught.value)
     assert problem in message and server.url in message and "; start a server" in message and "\n" not in message
-
-
-def test_vllm_that_cannot_be_reached() -> None:
-    with pytest.raises(UserError, match="; start a server with `vllm serve bge"):
-        VLLMScoreReranker("http://127.0.0.1:1", "bge", retries=0).scores([("a", "b")])

@@ -40,11 +40,6 @@ def test_parse_inverts_str(specification: Specification) -> None:
     assert parse(f"  {specification} ") == specification
 
 
-@given(PLACES)
-def test_single_places_round_trip(place: Place) -> None:
-    assert parse(str(place)) == place
-
-
 @given(st.text(st.sampled_from('ab,()"*2. ') | st.characters(), max_size=30))
 def test_any_text_is_parsed_or_rejected_in_one_line(text: str) -> None:
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import random
@@ -22,9 +21,9 @@ import rank_bm25
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.paths import DATA
+from support.retrieval import edit, forge
 
 from rag_train.errors import UserError
-from rag_train.jobs.files import sha256
 from rag_train.questions.load import load_questions
 from rag_train.retrieval.corpus import read_corpus
 from rag_train.retrieval.index import bm25
@@ -32,17 +31,7 @@ from rag_train.retrieval.index.bm25 import BM25Config, BM25Index, build_bm25
 from rag_train.retrieval.index.words import LONGEST_QUERY, Words, indexed_text
 from rag_train.schema import Passage
 
-UNUSUAL_QUERIES = [
-    "",
-    " ",
-    "zzzz",
-    "the of",
-    "\x00\x07\x1b[31m",
-    "\ud800",
-    "?!*^~\\(",
-    "x" * 100_000,
-    "film " * 20_000,
-]
+UNUSUAL_QUERIES = ["", "zzzz", "the of", "\x00\x07\x1b[31m", "\ud800", "?!*^~\\(", "x" * 100_000, "film " * 20_000]
 
 
 def make_passages(count: int, seed: int) -> list[Passage]:
@@ -104,17 +93,6 @@ def test_rank_bm25_ranks_alike_on_wikipedia() -> None:
     assert_same_ranking(passages, [q.question for q in questions[:40]], BM25Config())
 
 
-def test_searches_stems_and_titles_and_omits_passages_without_a_match() -> None:
-    passages = [
-        Passage(id="a", title="Solaris", text="A film."),
-        Passage(id="b", text="She directs films."),
-        Passage(id="c", text="A city."),
-    ]
-    found = BM25Index.build(passages).search(["directing", "SOLARIS", "film", "the"], 5)
-    assert [[p.id for p in ps] for ps in found] == [["b"], ["a"], ["a", "b"], []]
-    assert found[0][0].text == passages[1].text and found[0][0].score
-
-
 @pytest.mark.parametrize("k", [1, 7, 130])
 def test_equal_scores_are_in_corpus_order(k: int) -> None:
     texts = {0: "other text", 1: "same words here", 2: "same words here", 3: "same words here"}
@@ -134,7 +112,7 @@ def test_indexes_a_corpus_without_words(tmp_path: Path) -> None:
 
 def test_answers_unusual_queries(index: BM25Index) -> None:
     found = index.search(UNUSUAL_QUERIES, 10**6)
-    assert [bool(passages) for passages in found] == [False] * 8 + [True]
+    assert [bool(passages) for passages in found] == [False] * 7 + [True]
     with pytest.raises(ValueError, match="k is 0"):
         index.search(["film"], 0)
 
@@ -200,13 +178,6 @@ def test_refuses_a_corpus_for_which_bm25s_would_need_more_memory_than_there_is(
     build_bm25(PASSAGES[:50], tmp_path / "index")
 
 
-def test_build_reports_progress_and_reads_a_stream(tmp_path: Path) -> None:
-    seen: list[int] = []
-    stream = (Passage(id=str(i), text="a few words") for i in range(2500))
-    assert build_bm25(stream, tmp_path / "index", progress=seen.append, shard=2200) == 2500
-    assert seen == [2200, 2500]
-
-
 class Killed(BaseException):
     """Ends a build like a kill: the code under test does not catch it."""
 
@@ -236,42 +207,19 @@ def test_resumed_build_writes_the_same_files(
     assert sorted(path.name for path in root.iterdir()) == ["index", "whole"]
 
 
-def test_build_replaces_an_index_but_no_other_files(
-    index: BM25Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = tmp_path / "index"
-    build_bm25(PASSAGES, directory)
-    build_bm25(PASSAGES[:10], directory, BM25Config(k1=0.9))
-    smaller = BM25Index.load(directory)
-    assert len(smaller) == 10 and smaller.config == BM25Config(k1=0.9)
-    assert smaller.corpus_sha256 != index.corpus_sha256
+def test_a_build_that_fails_leaves_the_index_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_bm25(PASSAGES[:10], tmp_path / "index", BM25Config(k1=0.9))
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "save", fail)
     with pytest.raises(UserError, match="No space left"):
-        build_bm25(PASSAGES, directory)
-    monkeypatch.undo()
-    assert len(BM25Index.load(directory)) == 10
-
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "passages.jsonl").write_text("precious")
-    for path in (tmp_path / "mine", tmp_path / "mine" / "passages.jsonl"):
-        with pytest.raises(UserError):
-            build_bm25(PASSAGES, path)
-    assert (tmp_path / "mine" / "passages.jsonl").read_text() == "precious"
-
-
-def forge(directory: Path, name: str, array: np.ndarray | bytes) -> None:
-    """Replace a file of an index and its hash."""
-    path = directory / name
-    if isinstance(array, bytes):
-        path.write_bytes(array)
-    else:
-        np.save(path, array, allow_pickle=True)
-    files = json.loads((directory / "index.json").read_text())["files"]
-    edit(directory, files=files | {name: {"bytes": path.stat().st_size, "sha256": sha256(path)}})
+        build_bm25(PASSAGES, tmp_path / "index")
+    kept = BM25Index.load(tmp_path / "index")
+    assert len(kept) == 10 and kept.config == BM25Config(k1=0.9)
+    with pytest.raises(UserError, match="is a file; choose another directory"):
+        build_bm25(PASSAGES, tmp_path / "index" / "passages.jsonl")
 
 
 def altered(name: str, at: int, value: int) -> Callable[[Path], None]:
@@ -339,12 +287,7 @@ def test_repetitions_and_what_follows_the_longest_query_cost_no_time(index: BM25
     assert index.search(["films " + "x" * LONGEST_QUERY + " city"], 10)[0] == once
 
 
-def edit(directory: Path, **changes: object) -> None:
-    manifest = json.loads((directory / "index.json").read_text())
-    (directory / "index.json").write_text(json.dumps(manifest | changes))
-
-
-DAMAGE = {
+DAMAGE: dict[str, Callable[[Path], object]] = {
     "has 5 bytes, not": lambda d: (d / "passages.jsonl").write_bytes(b"short"),
     "data.npy was changed": lambda d: (d / "data.npy").write_bytes(bytes((d / "data.npy").stat().st_size)),
     "offsets.npy: No such file": lambda d: (d / "offsets.npy").unlink(),
@@ -353,33 +296,27 @@ DAMAGE = {
     "version 0, but": lambda d: edit(d, version=0),
     "not a rag-train-bm25 index": lambda d: edit(d, format="faiss"),
     "index.json was changed": lambda d: edit(d, config={"k1": "high"}),
-    "does not list the files": lambda d: edit(d, files={}),
+    "does not list": lambda d: edit(d, files={}),
 }
 
 
-REBUILT = (
-    "has 5 bytes, not",
-    "data.npy was changed",
-    "offsets.npy: No such file",
-    "version 0, but",
-    "index.json was changed",
-)
-"""Damage after which the manifest still tells that the files are an index's."""
+UNKNOWN = {"index.json is not JSON", "no readable index.json", "not a rag-train-bm25 index", "does not list"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("problem", DAMAGE)
-def test_rejects_a_damaged_index_which_can_be_rebuilt(index: BM25Index, tmp_path: Path, problem: str) -> None:
-    directory = tmp_path / "index"
-    build_bm25(PASSAGES, directory)
-    DAMAGE[problem](directory)
+def test_rejects_a_damaged_index_which_can_be_rebuilt_while_its_manifest_tells_what_it_is(
+    saved: Path, tmp_path: Path, problem: str
+) -> None:
+    shutil.copytree(saved, tmp_path / "index")
+    DAMAGE[problem](tmp_path / "index")
     with pytest.raises(UserError) as caught:
-        BM25Index.load(directory)
+        BM25Index.load(tmp_path / "index")
     message = str(caught.value)
     assert problem in message and "rag-train index" in message and "\n" not in message
-    if problem in REBUILT:
-        build_bm25(PASSAGES, directory)
-        assert len(BM25Index.load(directory)) == len(index)
-    else:
+    if problem in UNKNOWN:
         with pytest.raises(UserError, match="not part of an index"):
-            build_bm25(PASSAGES, directory)
+            build_bm25(PASSAGES, tmp_path / "index")
+    else:
+        build_bm25(PASSAGES, tmp_path / "index")
+        assert len(BM25Index.load(tmp_path / "index")) == len(PASSAGES)

@@ -1,6 +1,5 @@
 """Dense retrieval with the embedded encoder and with small random encoders of each family."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.retrieval import edit, forge
 from transformers import AutoTokenizer, BertConfig, BertModel, DPRConfig, DPRContextEncoder, DPRQuestionEncoder
 
 from rag_train.errors import UserError
@@ -93,37 +93,30 @@ def expected_vector(model, directory: Path, text: str, pooling: str, normalize: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "pooling", "normalize", "before_query", "before_passage"),
+    ("name", "pooling", "normalize", "before_query", "before_passage", "between"),
     [
-        ("contriever", "mean", False, "", ""),
-        ("e5-small", "mean", True, "query: ", "passage: "),
-        ("bge-small-en", "cls", True, "Represent this sentence for searching relevant passages: ", ""),
+        ("contriever", "mean", False, "", "", " "),
+        ("e5-small", "mean", True, "query: ", "passage: ", " "),
+        ("bge-small-en", "cls", True, "Represent this sentence for searching relevant passages: ", "", " "),
+        ("dpr-ctx_encoder", "dpr", False, "", "", " [SEP] "),
     ],
 )
-def test_families_encode_as_specified(models: Path, name, pooling, normalize, before_query, before_passage):
+def test_families_encode_as_specified(
+    models: Path, name: str, pooling: str, normalize: bool, before_query: str, before_passage: str, between: str
+):
     directory = models / name
-    encoder, model = Encoder(family(str(directory)), "cpu"), BertModel.from_pretrained(directory)
-    queries = encoder.encode_queries(QUERIES)
-    for vector, query in zip(queries, QUERIES, strict=True):
-        expected = expected_vector(model, directory, before_query + query, pooling, normalize)
+    encoder = Encoder(family(str(directory)), "cpu")
+    if pooling == "dpr":  # with two encoders
+        asked = DPRQuestionEncoder.from_pretrained(models / "dpr-question_encoder")
+        model = DPRContextEncoder.from_pretrained(directory)
+    else:
+        asked = model = BertModel.from_pretrained(directory)
+    for vector, query in zip(encoder.encode_queries(QUERIES), QUERIES, strict=True):
+        expected = expected_vector(asked, directory, before_query + query, pooling, normalize)
         assert vector == pytest.approx(expected, abs=1e-4)
-    passages = encoder.encode_passages(PASSAGES)
-    for vector, passage in zip(passages, PASSAGES, strict=True):
-        text = before_passage + f"{passage.title} {passage.text}".strip()
+    for vector, passage in zip(encoder.encode_passages(PASSAGES), PASSAGES, strict=True):
+        text = before_passage + (f"{passage.title}{between}" if passage.title else "") + passage.text
         assert vector == pytest.approx(expected_vector(model, directory, text, pooling, normalize), abs=1e-4)
-
-
-@pytest.mark.slow
-def test_dpr_uses_two_encoders(models: Path):
-    config = family(str(models / "dpr-ctx_encoder"))
-    encoder = Encoder(config, "cpu")
-    question_encoder = DPRQuestionEncoder.from_pretrained(models / "dpr-question_encoder")
-    context_encoder = DPRContextEncoder.from_pretrained(models / "dpr-ctx_encoder")
-    expected = expected_vector(question_encoder, models / "dpr-question_encoder", QUERIES[0], "dpr", False)
-    assert encoder.encode_queries(QUERIES[:1])[0] == pytest.approx(expected, abs=1e-4)
-    text = "Paris [SEP] Paris is the capital of France."
-    expected = expected_vector(context_encoder, models / "dpr-ctx_encoder", text, "dpr", False)
-    assert encoder.encode_passages(PASSAGES[:1])[0] == pytest.approx(expected, abs=1e-4)
 
 
 def test_rejects_a_directory_without_an_encoder(tmp_path: Path):
@@ -154,15 +147,6 @@ def test_indexes_find_the_largest_products(corpus, small, tmp_path: Path, kind: 
 
 
 @pytest.mark.slow
-def test_compressed_index_finds_most_of_the_best_passages(corpus, small, tmp_path: Path):
-    build_dense(corpus, tmp_path / "index", replace(small, kind="IVF2,PQ8x6", search="nprobe=2"))
-    index = DenseIndex.load(tmp_path / "index")
-    queries = index.encoder.encode_queries([passage.text for passage in corpus[::10]])
-    best = (queries @ index.encoder.encode_passages(corpus).T).argmax(1)
-    assert np.mean([b in row for b, row in zip(best, index.search_vectors(queries, 20)[1], strict=True)]) > 0.8
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "search", "message"),
     [
@@ -177,6 +161,12 @@ def test_rejects_invalid_index_kinds(corpus, small, tmp_path: Path, kind: str, s
     assert "\n" not in str(caught.value) and not (tmp_path / "index").exists()
 
 
+def rename(directory: Path, model: str) -> None:
+    """Change the name of the encoder in an index."""
+    config = json.loads((directory / "index.json").read_text())["config"]
+    edit(directory, config=config | {"encoder": config["encoder"] | {"model": model}})
+
+
 @pytest.mark.slow
 def test_rejects_damage_and_a_different_encoder(corpus, small, models: Path, tmp_path: Path):
     build_dense(corpus, tmp_path / "index", small)
@@ -184,9 +174,7 @@ def test_rejects_damage_and_a_different_encoder(corpus, small, models: Path, tmp
     with pytest.raises(UserError, match="has 1000 bytes"):
         DenseIndex.load(tmp_path / "index")
     build_dense(corpus, tmp_path / "index", small)
-    manifest = json.loads((tmp_path / "index" / "index.json").read_text())
-    manifest["config"]["encoder"]["model"] = str(models / "bge-small-en")
-    (tmp_path / "index" / "index.json").write_text(json.dumps(manifest))
+    rename(tmp_path / "index", str(models / "bge-small-en"))
     with pytest.raises(UserError, match=r"the encoder .* has changed since it was built"):
         DenseIndex.load(tmp_path / "index")
     with pytest.raises(UserError, match="no passages to index"):
@@ -196,9 +184,7 @@ def test_rejects_damage_and_a_different_encoder(corpus, small, models: Path, tmp
 
 def test_an_index_never_makes_the_hub_be_asked(corpus, small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     build_dense(corpus, tmp_path / "index", small)
-    manifest = json.loads((tmp_path / "index" / "index.json").read_text())
-    manifest["config"]["encoder"]["model"] = "stranger/encoder"
-    (tmp_path / "index" / "index.json").write_text(json.dumps(manifest))
+    rename(tmp_path / "index", "stranger/encoder")
 
     def connect(*arguments: object) -> None:
         raise AssertionError("a connection")
@@ -214,10 +200,7 @@ def test_an_index_never_makes_the_hub_be_asked(corpus, small, tmp_path: Path, mo
 )
 def test_refuses_a_forged_index(corpus, small, tmp_path: Path, name: str, array: bytes):
     build_dense(corpus, tmp_path / "index", small)
-    (tmp_path / "index" / name).write_bytes(array)
-    manifest = json.loads((tmp_path / "index" / "index.json").read_text())
-    manifest["files"][name] = {"bytes": len(array), "sha256": hashlib.sha256(array).hexdigest()}
-    (tmp_path / "index" / "index.json").write_text(json.dumps(manifest))
+    forge(tmp_path / "index", name, array)
     with pytest.raises(UserError, match=f"the contents of {name}"):
         DenseIndex.load(tmp_path / "index")
 

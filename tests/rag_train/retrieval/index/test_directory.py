@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.kills import killed
+from support.retrieval import edit
 
 from rag_train.errors import UserError
 from rag_train.retrieval.index.bm25 import build_bm25
@@ -65,28 +65,23 @@ def test_the_next_build_puts_back_an_index_that_a_kill_left_hidden(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
-def write_page(directory: Path) -> None:
-    (directory / "index.json").write_text('{"title": "My thesis"}')
-
-
 def add_notes(directory: Path) -> None:
     (directory / "notes.txt").write_text("precious")
 
 
-def add_folder(directory: Path) -> None:
-    (directory / "thesis").mkdir()
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "a page's manifest": lambda d: (d / "index.json").write_text('{"title": "My thesis"}'),
+    "no manifest": lambda d: (d / "index.json").unlink(),
+    "notes": add_notes,
+    "a folder": lambda d: (d / "thesis").mkdir(),
+    "notes in somebody else's manifest": lambda d: (add_notes(d), edit(d, format="somebody-elses")),
+}
 
 
-def claim_notes(directory: Path) -> None:
-    add_notes(directory)
-    manifest = json.loads((directory / "index.json").read_text())
-    (directory / "index.json").write_text(json.dumps(manifest | {"format": "somebody-elses"}))
-
-
-@pytest.mark.parametrize("change", [write_page, add_notes, add_folder, claim_notes])
-def test_a_directory_with_anything_else_is_never_replaced(change: Callable[[Path], None], tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_directory_with_anything_else_is_never_replaced(change: str, tmp_path: Path) -> None:
     build_bm25(OLD, tmp_path / "index")
-    change(tmp_path / "index")
+    CHANGES[change](tmp_path / "index")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError, match="not part of an index; move it away"):
         build_bm25(NEW, tmp_path / "index")

@@ -45,23 +45,15 @@ FOUND = (200, b'{"passages": [[]]}')
         ),
         ('{"id": "1", "title": null, "text": "a", "score": NaN}', Passage(id="1", text="a")),
         ('{"id": "1", "text": "a", "score": -Infinity}', Passage(id="1", text="a")),
-        ('{"id": "1", "text": "a", "score": 1e999}', Passage(id="1", text="a")),
+        ('{"id": 2.5, "text": "a", "score": 1e999}', Passage(id="2.5", text="a")),
         ('{"id": "1", "text": "a\\ud83d"}', Passage(id="1", text="a?")),
     ],
 )
 def test_passages_of_other_services_are_read(passage: str, wanted: Passage) -> None:
-    with scripted(HEALTHY, (200, f'{{"passages": [[{passage}]]}}'.encode())) as url:
+    with scripted(HEALTHY, (200, f'{{"passages": [[{passage}]], "took": 3}}'.encode())) as url:
         [[got]] = RetrievalClient(url).search(["q"], 1)
     assert got == wanted
     assert "NaN" not in got.model_dump_json()
-
-
-def test_a_passage_without_text_is_named_by_its_field() -> None:
-    with (
-        scripted(HEALTHY, (200, b'{"passages": [[{"id": "1"}]]}')) as url,
-        pytest.raises(ServiceError, match=r"passages\.0\.0\.text: Field required"),
-    ):
-        RetrievalClient(url).search(["q"], 1)
 
 
 def test_retries_after_temporary_failures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,15 +69,13 @@ def test_retries_after_temporary_failures(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(waits) == 5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [
-        (200, b"{}"),
         (200, b"<html>"),
         (200, b"[]"),
         (404, b""),
-        (200, b'{"retriever": "r", "max_queries": 0}'),  # R11: search raised ValueError, "too long" to its callers
+        (200, b'{"retriever": "r", "max_queries": 0}'),  # search raised ValueError
         (200, b'{"retriever": "r", "max_queries": "2"}'),
     ],
 )
@@ -94,19 +84,18 @@ def test_rejects_other_servers(answer: tuple[int, bytes]) -> None:
         RetrievalClient(url)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "body",
+    ("body", "problem"),
     [
-        b'{"passages": [[], []]}',
-        b'{"passages": [[{"id": 1}]]}',
-        b'{"passages": [[{"id": "1", "text": ""}, {"id": "2", "text": ""}]]}',  # more than requested
-        b"",
-        b"\xff",
+        (b'{"passages": [[], []]}', "2 results for 1 queries"),
+        (b'{"passages": [[{"id": "1", "contents": "a"}]]}', r"passages\.0\.0\.text: Field required"),
+        (b'{"passages": [[{"id": "1", "text": ""}, {"id": "2", "text": ""}]]}', "2 passages for a query, but 1"),
+        (b"", "the response is not"),
+        (b"\xff", "the response is not"),
     ],
 )
-def test_rejects_invalid_responses(body: bytes) -> None:
-    with scripted(HEALTHY, (200, body)) as url, pytest.raises(ServiceError, match="the response") as caught:
+def test_rejects_invalid_responses(body: bytes, problem: str) -> None:
+    with scripted(HEALTHY, (200, body)) as url, pytest.raises(ServiceError, match=problem) as caught:
         RetrievalClient(url).search(["q"], 1)
     assert "\n" not in str(caught.value)
 
@@ -148,25 +137,3 @@ def test_a_response_that_does_not_end_is_given_up(
         with pytest.raises(ServiceError, match="timed out: no whole response"):
             client.search(["q"], 1)
         over.set()
-
-
-@pytest.mark.parametrize(
-    ("sent", "read"),
-    [
-        (
-            '{"id": 1, "title": "T", "text": "a", "score": 1.0, "metadata": {}}',
-            Passage(id="1", title="T", text="a", score=1.0),
-        ),
-        ('{"id": "1", "text": "a", "score": NaN}', Passage(id="1", text="a")),
-        ('{"id": 2.5, "title": null, "text": "a", "score": -Infinity}', Passage(id="2.5", text="a")),
-    ],
-)
-def test_reads_the_passages_of_other_services(sent: str, read: Passage) -> None:
-    with scripted(HEALTHY, (200, f'{{"passages": [[{sent}]], "took": 3}}'.encode())) as url:
-        assert RetrievalClient(url).search(["q"], 1) == [[read]]
-
-
-def test_names_the_field_that_is_missing() -> None:
-    answer = (200, b'{"passages": [[{"id": "1", "contents": "a"}]]}')
-    with scripted(HEALTHY, answer) as url, pytest.raises(ServiceError, match=r"passages.0.0.text: Field required"):
-        RetrievalClient(url).search(["q"], 1)

@@ -27,19 +27,20 @@ PARIS = [Passage(id="https://a.org/1", title="One", text="The first.", score=1.0
 Reply = tuple[int, dict[str, str], bytes]
 
 
+SHAPES: dict[str, tuple[tuple[str, str, str], Callable[[list[Any]], dict[str, Any]]]] = {
+    "bing": (
+        ("url", "name", "snippet"),
+        lambda values: {"webPages": {"total": 9, "value": values}},
+    ),
+    "searxng": (("url", "title", "content"), lambda values: {"query": "q", "results": values, "answers": []}),
+    "serper": (("link", "title", "snippet"), lambda values: {"organic": values, "peopleAlsoAsk": []}),
+}
+
+
 def shaped(provider: str, hits: list[tuple[Any, Any, Any]]) -> bytes:
     """Return the hits in the provider's format, with some of its other fields."""
-    match provider:
-        case "bing":
-            values = [{"id": "x", "url": u, "name": t, "snippet": s, "language": "en"} for u, t, s in hits]
-            shape = {"_type": "SearchResponse", "webPages": {"totalEstimatedMatches": 9, "value": values}}
-        case "searxng":
-            values = [{"url": u, "title": t, "content": s, "engines": ["wikipedia"]} for u, t, s in hits]
-            shape = {"query": "q", "results": values, "answers": [], "unresponsive_engines": []}
-        case _:
-            values = [{"link": u, "title": t, "snippet": s, "position": 1} for u, t, s in hits]
-            shape = {"searchParameters": {"q": "q"}, "organic": values, "peopleAlsoAsk": []}
-    return json.dumps(shape).encode()
+    fields, shape = SHAPES[provider]
+    return json.dumps(shape([{"position": 1, **dict(zip(fields, hit, strict=True))} for hit in hits])).encode()
 
 
 class Server:
@@ -144,7 +145,7 @@ def test_sends_queries_concurrently_and_keeps_their_order(server: Server) -> Non
     ],
 )
 def test_an_invalid_response_is_not_an_empty_result(server: Server, body: bytes, problem: str) -> None:
-    """F2: it gave an empty list, so a failure of the provider became the model's answer."""
+    """It gave an empty list, so a failure of the provider became the model's answer."""
     server.reply = lambda query: (200, {}, body if query == "bad" else shaped("serper", HITS))
     with pytest.raises(ServiceError, match=problem):
         WebRetriever("serper", server.url).search(["bad", "Paris"], 1)
@@ -244,21 +245,6 @@ def test_rejected_query_gives_an_empty_list_and_is_recorded(
     assert "'bad'" in caplog.text
 
 
-def test_times_out_if_the_server_does_not_respond(server: Server, waits: list[float]) -> None:
-    over = threading.Event()
-
-    def reply(query: str) -> Reply:
-        over.wait(20)
-        return 0, {}, b""
-
-    server.reply = reply
-    try:
-        with pytest.raises(UserError, match=r"timed out.*check the address"):
-            WebRetriever("serper", server.url, timeout=0.05, retries=1).search(["q"], 1)
-    finally:
-        over.set()
-
-
 @pytest.mark.parametrize(
     ("provider", "key", "message"),
     [
@@ -277,11 +263,9 @@ def test_rejects_bad_settings(monkeypatch: pytest.MonkeyPatch, provider: str, ke
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://127.0.0.1:9/search", "http://["])
-def test_reports_an_unreachable_address(url: str) -> None:
-    with pytest.raises(UserError, match="check the address"):
-        WebRetriever("searxng", url, retries=0).search(["q"], 1)
-
-
-def test_does_not_reveal_the_api_key(server: Server) -> None:
-    web = WebRetriever("serper", server.url)
-    assert SECRET not in repr(vars(web)) + repr(PROVIDERS)
+def test_reports_an_unreachable_address_without_the_api_key(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("SERPER_API_KEY", SECRET)
+    web = WebRetriever("serper", url, retries=0)
+    with pytest.raises(UserError, match="check the address") as caught:
+        web.search(["q"], 1)
+    assert SECRET not in str(caught.value) + repr(vars(web)) + repr(PROVIDERS)
