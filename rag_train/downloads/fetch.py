@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rag_train.downloads.catalogue import CONVERSIONS, DataSet, File
 from rag_train.errors import UserError
-from rag_train.jobs.files import placed, sha256, write_text
+from rag_train.jobs.files import placed, sha256, write_json
 from rag_train.network import begin_reaching_hub, hub_address
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def get(name: str, data: DataSet, folder: Path) -> Download:
         written = {file.name: _made(data, file, pinned, folder) for file in data.files}
     source = {"name": name, "title": data.title, "repository": data.repository, "revision": data.revision}
     source |= {"licence": data.licence, "files": written}
-    write_text(folder / SOURCE, json.dumps(source, indent=2) + "\n")
+    write_json(folder / SOURCE, source)
     shutil.rmtree(folder / PARTS, ignore_errors=True)
     return Download(name, folder, source, new=True)
 

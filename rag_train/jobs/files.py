@@ -89,6 +89,11 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` to ``path`` as indented JSON, atomically."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
 def write_records(path: Path, records: Iterable[BaseModel]) -> None:
     """Write ``records`` to ``path`` as JSON Lines, atomically, one record at a time."""
     with new_file(path) as file:

@@ -117,22 +117,13 @@ async def _run_all(study: Study, devices: list[str | None], lock: FileIO) -> Non
 def _write_results(study: Study) -> None:
     """Write trials.csv, in the order of the trials and with unrounded numbers, and sweep.html."""
     front = front_of(study.sweep, study.trials)
-    rows = [
-        [
-            trial.number,
-            *trial.parameters.values(),
-            trial.value,
-            trial.size,
-            trial in front,
-            trial.seconds,
-            trial.state,
-            trial.error,
-        ]
-        for trial in study.trials
-    ]
     with new_file(study.output / "trials.csv") as file:
         measured = [study.sweep.metric, "trained_parameters", "front", "seconds", "state", "error"]
-        csv.writer(file, lineterminator="\n").writerows([["trial", *study.sweep.space, *measured], *rows])
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["trial", *study.sweep.space, *measured])
+        for trial in study.trials:
+            result = [trial.value, trial.size, trial in front, trial.seconds, trial.state, trial.error]
+            writer.writerow([trial.number, *trial.parameters.values(), *result])
     write_page(study.output / "sweep.html", study.sweep, study.trials)
 
 

@@ -15,7 +15,7 @@ from optuna.samplers import RandomSampler, TPESampler
 from optuna.trial import TrialState, create_trial
 
 from rag_train.errors import UserError
-from rag_train.jobs.files import write_text
+from rag_train.jobs.files import write_json
 from rag_train.sweeps.file import Sweep
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -117,7 +117,7 @@ class Study:
     def record(self, trial: Trial) -> None:
         """Store ``trial`` in memory and on disk, and report it to Optuna if it has ended."""
         self.trials[trial.number : trial.number + 1] = [trial]
-        write_text(self.directory(trial.number) / "trial.json", json.dumps(asdict(trial), indent=2) + "\n")
+        write_json(self.directory(trial.number) / "trial.json", asdict(trial))
         if trial.state == "finished":
             self._study.tell(trial.number, trial.value)
         elif trial.state == "failed":

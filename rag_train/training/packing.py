@@ -131,11 +131,6 @@ def distinct_runs(sequences: Sequence[bytes]) -> list[tuple[int, int]]:
     return [(common, len(b) // 4 - common) for common, b in zip(shared, ordered[1:], strict=True)]
 
 
-def distinct_tokens(sequences: Sequence[bytes]) -> int:
-    """Return the number of tokens of ``sequences`` (see `sortable`) if every distinct prefix counts once."""
-    return sum(added for _, added in distinct_runs(sequences))
-
-
 def sortable(tokens: Any) -> bytes:
     """Return token ids as bytes, four for each, whose order is the lexicographic order of the ids."""
     return np.asarray(tokens, dtype=">i4").tobytes()

@@ -13,7 +13,7 @@ from typing import Any
 
 from rag_train.errors import UserError
 from rag_train.identity import files
-from rag_train.jobs.files import write_text
+from rag_train.jobs.files import write_json
 from rag_train.progress import console
 from rag_train.provenance import weights_sha256
 from rag_train.recipe import save_recipe
@@ -150,8 +150,3 @@ def _tell_start(output_dir: Path, checkpoint: Path | None) -> None:
     else:
         start = "starts again from the first step: it has no complete checkpoint yet"
     console.print(f"{output_dir}: {start}", soft_wrap=True)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` to ``path``, indented."""
-    write_text(path, json.dumps(value, indent=2) + "\n")

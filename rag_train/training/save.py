@@ -14,6 +14,7 @@ from accelerate.utils import broadcast_object_list
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from rag_train.errors import UserError
+from rag_train.jobs.files import write_json
 from rag_train.llm.checkpoint import base_of
 from rag_train.provenance import code_version, machine
 from rag_train.training.card import write_card
@@ -23,7 +24,7 @@ from rag_train.training.merge import merge, survival_of
 from rag_train.training.plan import Plan
 from rag_train.training.recipe import TrainRecipe
 from rag_train.training.result import RESULT, TrainResult
-from rag_train.training.resume import CONFIGS, write_json
+from rag_train.training.resume import CONFIGS
 
 
 def save(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rag_train.errors import UserError, not_installed
-from rag_train.jobs.files import new_directory, write_text
+from rag_train.jobs.files import new_directory, write_json, write_text
 from rag_train.llm.log import quiet
 from rag_train.progress import console
 from rag_train.provenance import weights_sha256
@@ -89,7 +89,7 @@ def fetch(name: str, directory: Path) -> Path:
                     _convert(weights, unfinished, model.base)
                 write_text(unfinished / "LICENSE", text)
                 write_text(unfinished / "README.md", _card(model, unfinished))
-                write_text(unfinished / RECORD, json.dumps(asdict(model), indent=2) + "\n")
+                write_json(unfinished / RECORD, asdict(model))
         except OSError as error:
             raise UserError(f"{error.filename or directory}: {error.strerror}; choose another directory") from error
     return directory

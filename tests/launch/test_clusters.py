@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,11 +70,9 @@ def until(done: Callable[[], object], what: str, seconds: float = 300) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [server.getsockname()[1] for server in sockets]
-    for server in sockets:
-        server.close()
-    return ports
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in sockets]
 
 
 def logged_steps(recipe: TrainRecipe) -> int:
@@ -160,19 +158,16 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ["slurmctld", "-D", "-f", str(folder / "slurm.conf")],
         *(["slurmd", "-D", "-N", f"127.0.0.{i}", "-f", str(folder / "slurm.conf")] for i in (1, 2)),
     ]
-    daemons = []
-    try:
+    with ExitStack() as daemons:
+        daemons.callback(shutil.rmtree, folder, ignore_errors=True)
         for command in commands:
-            daemons.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            daemon = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            daemons.callback(daemon.wait, timeout=60)
+            daemons.callback(daemon.terminate)
             if command[0] == "munged":
                 until((folder / "munge.socket").exists, "socket of munged", 30)
         until(lambda: asked("sinfo", "--noheader", "--states=idle", "--format=%D") == "2", "two idle nodes", 60)
         yield
-    finally:
-        for daemon in reversed(daemons):
-            daemon.terminate()
-            daemon.wait(timeout=60)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def asked(*command: str) -> str:

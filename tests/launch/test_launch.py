@@ -16,6 +16,7 @@ from support.training import recipe_in
 
 from rag_train.recipe import save_recipe
 from rag_train.training.memory import Sharding, current_sharding
+from rag_train.training.recipe import SFTRecipe
 from rag_train.training.run import train
 
 SHARDING = {
@@ -76,13 +77,15 @@ def test_scripts_have_valid_bash_syntax(script: str):
 
 @pytest.mark.slow
 def test_torchrun_with_two_processes_gives_losses_of_one(work: Path, tmp_path: Path):
-    recipe = recipe_in(work, tmp_path / "one", batch_size=4, precision="fp32", epochs=2)
-    one = train(recipe)
-    save_recipe(replace(recipe, output_dir=str(tmp_path / "two"), batch_size=2), tmp_path / "recipe.yaml")
+    """The recipe has packed rows, which are divided among the processes."""
+    keys = {"batch_size": 1, "sft": SFTRecipe(pack_tokens=300), "precision": "fp32", "lr": 1e-3}
+    recipe = recipe_in(work, tmp_path / "two", **keys)
+    save_recipe(recipe, tmp_path / "recipe.yaml")
+    one = train(replace(recipe, output_dir=str(tmp_path / "one"), gradient_accumulation=2))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     run = {"NPROC_PER_NODE": "2", "RDZV_ENDPOINT": "localhost:0", "OMP_NUM_THREADS": "1", "PATH": path}
     script = [LAUNCH / "torchrun.sh", tmp_path / "recipe.yaml"]
     subprocess.run(script, env=os.environ | run, check=True, capture_output=True)
     two = json.loads((tmp_path / "two" / "training.json").read_text())
-    assert two["machine"]["processes"] == "2"
+    assert two["machine"]["processes"] == "2" and two["tokens_seen"] == one.tokens_seen
     assert [e["loss"] for e in two["losses"]] == pytest.approx([e["loss"] for e in one.losses], rel=1e-4)

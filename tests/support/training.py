@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
     TrainerCallback,
 )
 
@@ -97,6 +93,11 @@ def recipe_in(work: Path, output: Path, **keys: Any) -> TrainRecipe:
     return TrainRecipe(**(defaults | keys))
 
 
+def same_weights(first: Path, second: Path) -> bool:
+    """Whether the models in two directories have the same file of weights."""
+    return (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
+
+
 def stretches(ids: list[int], labels: list[int]) -> list[tuple[bool, str]]:
     """Return a row as alternating (trained, text)."""
     out: list[tuple[bool, list[int]]] = []
@@ -118,7 +119,6 @@ SMALL = {
     "max_position_embeddings": 512,
     "initializer_range": 0.3,
 }
-MODELS = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
 
 
 class Killed(BaseException):

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -72,35 +73,28 @@ def test_several_processes_write_to_one_file(tmp_path: Path) -> None:
     assert [each for each in tmp_path.iterdir() if not each.name.startswith("cache")] == []
 
 
-def _damage(path: Path, kind: str) -> None:
-    match kind:
-        case "not a database":
-            path.write_bytes(b"\x00garbage" * 1000)
-        case "truncated":
-            path.write_bytes(path.read_bytes()[:6000])
-        case "empty":
-            path.write_bytes(b"")
-        case "directory":
-            path.unlink()
-            path.mkdir()
-        case "overwritten":
-            data = path.read_bytes()
-            path.write_bytes(data[:4096] + b"\xff" * (len(data) - 4096))
-        case "another application's":
-            with sqlite3.connect(path) as database:
-                database.execute("PRAGMA application_id = 7")
-            database.close()
+def _of_another_application(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("PRAGMA application_id = 7")
 
 
-@pytest.mark.parametrize(
-    "kind", ["not a database", "truncated", "empty", "directory", "overwritten", "another application's"]
-)
+DAMAGES = {
+    "not a database": lambda path: path.write_bytes(b"\x00garbage" * 1000),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:6000]),
+    "empty": lambda path: path.write_bytes(b""),
+    "directory": lambda path: (path.unlink(), path.mkdir()),
+    "overwritten": lambda path: path.write_bytes(path.read_bytes()[:4096] + b"\xff" * (path.stat().st_size - 4096)),
+    "another application's": _of_another_application,
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
 def test_refuses_a_damaged_file(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "cache"
     writer = cache(path)
     writer.write(dict.fromkeys(KEYS, b"x" * 99))
     writer.close()
-    _damage(path, kind)
+    DAMAGES[kind](path)
     with pytest.raises(UserError, match=r"cache .*; .*choose (another|a writable) file") as caught:
         cache(path).read(KEYS)
     assert "\n" not in str(caught.value)

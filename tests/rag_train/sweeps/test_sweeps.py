@@ -42,9 +42,8 @@ def write_sweep(work: Path, tmp_path: Path):
     def write(stage: str = "dpo", held_out: bool = False, **changes: Any) -> Path:
         recipe = {"stage": stage, "model": str(work / "model"), "data": str(work / f"{stage}.jsonl")}
         if held_out:
-            recipe["eval_data"] = str(
-                write_records(tmp_path / "held_out.jsonl", [pair(i) for i in range(100, 105)])
-            )
+            held_out_pairs = [pair(i) for i in range(100, 105)]
+            recipe["eval_data"] = str(write_records(tmp_path / "held_out.jsonl", held_out_pairs))
         recipe |= {"output_dir": "unused", "lr": 1e-3, "epochs": 2, "batch_size": 8, "logging_steps": 1}
         (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
         command = ["${env}", "python", "-m", "rag_train.train", str(tmp_path / "recipe.yaml")]
@@ -63,44 +62,27 @@ def write_sweep(work: Path, tmp_path: Path):
     return write
 
 
+NOT_LOGGED = "train/rewards/margins: not logged in stage sft; give train/loss"
+RANKED = "the recipe has eval_data, by which trials are ranked; give eval/loss"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"metric": {"name": "train/f1"}},
-            "metric train/f1: not logged in stage dpo; give train/rewards/accu",
-        ),
-        ({"stage": "sft"}, "metric train/rewards/margins: not logged in stage sft; give train/loss"),
-        (
-            {"metric": {"name": "eval/loss"}},
-            "metric eval/loss: not logged in stage dpo without eval_data; give train",
-        ),
-        (
-            {"held_out": True},
-            "metric train/rewards/margins: the recipe has eval_data, by which trials are ranked; give eval/loss",
-        ),
+        ({"metric": {"name": "train/f1"}}, "metric train/f1: not logged in stage dpo; give train/rewards/accu"),
+        ({"stage": "sft"}, f"metric {NOT_LOGGED}"),
+        ({"metric": {"name": "eval/loss"}}, "metric eval/loss: not logged in stage dpo without eval_data; give"),
+        ({"held_out": True}, f"metric train/rewards/margins: {RANKED}"),
         ({"parameters": {"lorr": LR}}, "parameter lorr: override .*: unknown key 'lorr'; did you mean 'lora'?"),
-        (
-            {"parameters": {"beta": {"value": 1}}},
-            "parameter beta: override .*: unknown key 'beta'; did you mean 'dpo.beta'?",
-        ),
+        ({"parameters": {"beta": {"value": 1}}}, "parameter beta: override .*; did you mean 'dpo.beta'?"),
         ({"parameters": {"output_dir": {"value": "x"}}}, "parameter output_dir: each trial has its own directory"),
-        (
-            {"parameters": {"lr": {"values": [1e-3, 0]}}},
-            r"parameter lr: override 'lr=0': lr: input should be greater than 0",
-        ),
+        ({"parameters": {"lr": {"values": [1e-3, 0]}}}, "parameter lr: override 'lr=0': lr: input should be gre"),
         ({"parameters": {"lora.r": {"min": 0, "max": 4}}}, r"override 'lora.r=0': lora.r: input should be greater"),
-        (
-            {"parameters": {"lr": {"distribution": "beta"}}},
-            "parameter lr: .* is not supported; give value, values",
-        ),
+        ({"parameters": {"lr": {"distribution": "beta"}}}, "parameter lr: .* is not supported; give value, values"),
         ({"parameters": {"lr": LR | {"min": 1.0}}}, "parameter lr: .*correct its values"),
         ({"method": "grid"}, "method grid needs a list of values"),
-        (
-            {"command": ["python", "train.py"]},
-            "command: not a training command; write a list of the words python -m",
-        ),
+        ({"command": ["python", "train.py"]}, "command: not a training command; write a list of the words python"),
         ({"early_terminate": {"type": "hyperband"}}, "unknown key 'early_terminate'"),
         ({"run_cap": None}, "the number of trials is not given; add run_cap, or give --trials"),
     ],

@@ -27,6 +27,7 @@ from support.training import (
     kill_at,
     pair,
     recipe_in,
+    same_weights,
     sft_record,
     stretches,
     write,
@@ -207,8 +208,7 @@ def test_killed_run_ends_with_the_same_weights(work: Path, tmp_path: Path):
     assert resumed["resumed_from"] == 7
     assert resumed["losses"] == whole.losses
     assert resumed["tokens_seen"] == whole.tokens_seen
-    expected, weights = (load_file(path / "model.safetensors") for path in (tmp_path / "whole", killed))
-    assert all(torch.equal(expected[name], weights[name]) for name in expected)
+    assert same_weights(tmp_path / "whole", killed)
 
 
 def test_rejects_run_directory_of_earlier_version(work: Path, tmp_path: Path):

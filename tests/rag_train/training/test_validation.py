@@ -9,8 +9,7 @@ from statistics import fmean
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from support.training import TOKENIZER, kill_at, pair, recipe_in, sft_record, write
+from support.training import TOKENIZER, kill_at, pair, recipe_in, same_weights, sft_record, write
 from transformers import AutoModelForCausalLM
 
 from rag_train.errors import UserError
@@ -122,8 +121,7 @@ def test_killed_run_keeps_the_same_weights(work: Path, tmp_path: Path, layout: s
     assert resumed.resumed_from == whole.kept_step + 3
     assert (resumed.validation, resumed.kept_step) == (whole.validation, whole.kept_step)
     assert resumed.losses == whole.losses
-    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert same_weights(tmp_path / "whole", tmp_path / "killed")
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from support.launching import launch
 from support.rollouts import searched
-from support.training import TOKENIZER, Killed, kill_at, recipe_in, write
+from support.training import TOKENIZER, Killed, kill_at, recipe_in, same_weights, write
 
 from rag_train.errors import UserError
 from rag_train.llm.transformers import TransformersEngine
@@ -217,8 +217,7 @@ def test_resumed_run_equals_uninterrupted_run(world: Path, tmp_path: Path, updat
     resumed = train(recipe)
     assert (resumed.resumed_from, resumed.steps) == (4, expected.steps) == (4, 8)
     assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
-    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert same_weights(tmp_path / "whole", tmp_path / "killed")
     assert any(row["grad_norm"] > 0 for row in metrics(tmp_path / "whole"))
 
 
@@ -318,9 +317,7 @@ def test_two_processes_train_as_one(mini_world: World, mini_model: Path, tmp_pat
 
 def test_processes_share_whole_groups(world: Path, tmp_path: Path):
     recipe = recipe_for(world, tmp_path / "out", global_batch=12, gradient_accumulation=1)
-    with pytest.raises(
-        UserError, match=r"rl.group=4 does not divide the 6 rollouts of each of 2 .*global_batch=16$"
-    ):
+    with pytest.raises(UserError, match=r"rl.group=4 does not divide the 6 rollouts of each of 2 .*=16$"):
         recipe.on(2)
 
 
@@ -370,16 +367,15 @@ def test_a_run_killed_after_its_last_checkpoint_makes_no_other_step(
 def test_a_reward_of_the_users_own_is_logged_trained_and_belongs_to_the_run(
     world: Path, tmp_path: Path, monkeypatch
 ):
-    (tmp_path / "my_rewards.py").write_text(
-        "def length(question, trajectory):\n    return len(str(trajectory.answer))\n"
-    )
+    part = "def length(question, trajectory):\n    return "
+    (tmp_path / "my_rewards.py").write_text(f"{part}len(str(trajectory.answer))\n")
     monkeypatch.syspath_prepend(tmp_path)
     recipe = recipe_for(world, tmp_path / "out", reward={"my_rewards:length": 0.5}, save_steps=2)
     kill_at(monkeypatch, recipe, 3)
     first = metrics(tmp_path / "out")[0]
     assert first["reward"] == pytest.approx(0.5 * first["rewards/my_rewards:length/mean"]) and first["reward"] > 0
     monkeypatch.delitem(sys.modules, "my_rewards")
-    (tmp_path / "my_rewards.py").write_text("def length(question, trajectory):\n    return 1\n")
+    (tmp_path / "my_rewards.py").write_text(f"{part}1\n")
     with pytest.raises(UserError, match="holds a run that differs in the contents of rewards"):
         train(recipe)
 
@@ -387,12 +383,11 @@ def test_a_reward_of_the_users_own_is_logged_trained_and_belongs_to_the_run(
 @pytest.mark.slow
 def test_a_run_without_different_rewards_stops(world: Path, tmp_path: Path):
     """The untrained model never answers right, so every reward is 0."""
-    with pytest.raises(
-        Collapsed, match=r"^step 2: all rollouts of a question get the same reward for 2 steps"
-    ) as e:
+    problem = r"^step 2: all rollouts of a question get the same reward for 2 steps"
+    with pytest.raises(Collapsed, match=problem) as caught:
         train(recipe_for(world, tmp_path / "out", collapse=2))
     path = tmp_path / "out/checkpoints/rollouts.jsonl"
-    assert str(path) in str(e.value)
+    assert str(path) in str(caught.value)
     rollouts = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(rollouts) == 8 and {each["reward"] for each in rollouts} == {0.0}
     assert all(each["text"].startswith("Question: Where was ") for each in rollouts)
@@ -407,10 +402,7 @@ def test_a_run_without_different_rewards_stops(world: Path, tmp_path: Path):
         ({"rl": RLRecipe(index="", ahead=True, group=2)}, "rl.ahead: engine transformers .*; set rl.engine=vllm"),
         ({"global_batch": 6}, "rl.group=4: does not divide the 6 rollouts of a step; set global_batch=8"),
         ({"rl": RLRecipe(index="", updates=3, group=2)}, r"rl.updates=3: .*; set save_steps=501"),
-        (
-            {"rl": RLRecipe(index="", strategy="search-r1", credit="tree", group=2)},
-            "rl.credit=tree: rl.strategy=search-r1 has no decisions",
-        ),
+        ({"rl": RLRecipe(index="", strategy="search-r1", credit="tree")}, "rl.strategy=search-r1 has no decisions"),
         ({"rl": RLRecipe(index="", credit="tree", group=2)}, "rl.credit=tree: .*; set rl.scale=none"),
         ({"stage": "dpo"}, "rl: stage is dpo; remove the section rl or set stage: rl"),
     ],
