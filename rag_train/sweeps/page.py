@@ -21,8 +21,6 @@ from rag_train.table import NOTHING, Table
 from rag_train.templates import inline, template
 from rag_train.training.result import RESULT
 
-POINTS = 200
-"""Maximum number of points of a training's curve."""
 NAMED = 10
 """Number of the best trials that a plot names."""
 FIFTHS = ("first", "second", "third", "fourth", "last")
@@ -166,13 +164,12 @@ class _Plots:
 
 
 def _curve(result: Path, metric: str) -> list[tuple[float, float]]:
-    """Return steps and values of a metric during a training, at most `POINTS`; nothing without its result."""
+    """Return steps and values of a metric during a training; nothing without its result."""
     if not result.exists():
         return []
     training = json.loads(result.read_text())
     entries = training["validation" if metric.startswith("eval_") else "losses"]
-    points = [(entry["step"], entry[metric]) for entry in entries if metric in entry]
-    return [points[i * len(points) // POINTS] for i in range(POINTS)] if len(points) > POINTS else points
+    return [(entry["step"], entry[metric]) for entry in entries if metric in entry]
 
 
 def _axis(distribution: BaseDistribution) -> tuple[Callable[[Any], float], list[Any]]:

@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 from rag_train.errors import UserError
 from rag_train.precision import exact_attention
 from rag_train.progress import console
-from rag_train.training.tree import NO_TREES, lay_out, path_logits, separate_logits, supports
+from rag_train.training.tree import NO_TREES, lay_out, path_logits, path_logprobs, separate_logits, supports
 from rag_train.training.validation import HeldOutTrainer
 
 Logits = Callable[..., torch.Tensor]
@@ -66,26 +66,39 @@ def proven_logits(model: Any, half: bool, automatic: bool) -> Logits:
 
 
 class RowsTrainer(HeldOutTrainer):
-    """A trainer whose rows have several sequences, which the model proves to compute before the first step."""
+    """A trainer over rows of `labelled_row`, which the model proves to compute before the first step."""
 
     def __init__(self, automatic: bool = True, **arguments: Any):
         """``automatic``: whether another attention may be tried."""
-        super().__init__(**arguments)
+        super().__init__(data_collator=tensors, **arguments)
         self.logits: Logits = path_logits
         self._automatic = automatic
-        self.add_callback(_Prepare(self))
+        self.add_callback(AtStart(self.prepare))
 
     def prepare(self) -> None:
-        """Do what needs the model as it is wrapped for training, but comes before the first step."""
+        """Prove that the model computes rows; called before the first step."""
         self.logits = proven_logits(self.model_wrapped, self.args.bf16, self._automatic)
 
+    def logprobs(self, model: Any, row: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return the log-probability of each label of a row."""
+        names = ("input_ids", "positions", "last", "at", "labels")
+        return path_logprobs(model, *(row[name] for name in names), logits=self.logits)
 
-class _Prepare(TrainerCallback):
-    def __init__(self, trainer: RowsTrainer):
-        self._trainer = trainer
+
+def tensors(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Collate a batch, which is a single row."""
+    [row] = rows
+    return {name: torch.tensor(value) for name, value in row.items()}
+
+
+class AtStart(TrainerCallback):
+    """Does what needs the model as it is wrapped for training, but comes before the first step."""
+
+    def __init__(self, work: Callable[[], None]):
+        self._work = work
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self._trainer.prepare()
+        self._work()
 
 
 def require_trees(model: Any, half: bool) -> None:

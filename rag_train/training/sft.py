@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -10,16 +9,15 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, Trainer, default_data_collator
+from transformers import PreTrainedTokenizerBase, Trainer
 from trl import SFTConfig, SFTTrainer
 
-from rag_train.training.masking import IGNORE
 from rag_train.training.packing import pack_rows
 from rag_train.training.probe import RowsTrainer
 from rag_train.training.recipe import TrainRecipe
 from rag_train.training.rows import LazyRows, Row, Rows
 from rag_train.training.setup import starting_point, trainer_arguments, tree_parts
-from rag_train.training.tree import lay_out, path_logprobs
+from rag_train.training.tree import labelled_row
 from rag_train.training.validation import HeldOutTrainer
 
 
@@ -90,7 +88,7 @@ class PackedTrainer(WeightedTrainer, RowsTrainer):
     """
 
     def __init__(self, **arguments: Any):
-        super().__init__(data_collator=default_data_collator, **arguments)
+        super().__init__(**arguments)
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the number of labels of the whole step
         self._loss_shifts_labels = False  # all labels count, the first as well
 
@@ -99,60 +97,41 @@ class PackedTrainer(WeightedTrainer, RowsTrainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         assert num_items_in_batch is not None
-        names = ("input_ids", "positions", "last", "at", "labels")
-        logprobs = path_logprobs(model, *(inputs[name][0] for name in names), logits=self.logits)
+        logprobs = self.logprobs(model, inputs)
         if self.by_example:
-            logprobs = logprobs / _counts(inputs)[inputs["owner"][0]]
+            logprobs = logprobs / _counts(inputs)[inputs["owner"]]
         # Gradients are averaged over the processes, so the mean is multiplied by their number.
         loss = -logprobs.sum() / num_items_in_batch * self.accelerator.num_processes
         return (loss, logprobs) if return_outputs else loss
 
     def held_out(self, model, inputs):
         names = ("input_ids", "positions", "last", "at")
-        logits, labels = self.logits(model, *(inputs[name][0] for name in names)), inputs["labels"][0]
+        logits, labels = self.logits(model, *(inputs[name] for name in names)), inputs["labels"]
         right = (logits.argmax(-1) == labels).float()
         if not self.by_example:
             loss = F.cross_entropy(logits.float(), labels, reduction="sum")
             return self.figures(loss[None], right.sum()[None], loss.new_tensor([len(labels)]))
         losses, count = F.cross_entropy(logits.float(), labels, reduction="none"), _counts(inputs)
-        loss, right = (torch.zeros_like(count).index_add(0, inputs["owner"][0], v) for v in (losses, right))
+        loss, right = (torch.zeros_like(count).index_add(0, inputs["owner"], v) for v in (losses, right))
         return self.figures(loss, right, count).sum(0, keepdim=True)
 
 
 def _counts(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return the number of trained tokens of each example of a packed row."""
-    return inputs["owner"][0].bincount().float()
+    return inputs["owner"].bincount().float()
 
 
 def packed_rows(rows: Rows, budget: int, seed: int) -> LazyRows:
-    """Pack rows of `sft_rows` into rows of at most ``budget`` tokens (see `pack`), each laid out when it is read.
-
-    A packed row is a `Tree` and, for every trained token, the index at which it is predicted (``at``), its id
-    (``labels``) and the number of its example in the row (``owner``).
-    """
+    """Pack rows of `sft_rows` into rows of at most ``budget`` tokens (see `pack`), laid out when they are read."""
     if not isinstance(rows, Dataset):
         rows = Dataset.from_list(list(rows))
     members = pack_rows(rows, budget, seed)
-    return LazyRows(len(members), partial(_packed_row, rows, members))
 
+    def row(number: int) -> Row:
+        examples = (rows[i] for i in members[number])
+        return labelled_row((example["input_ids"], example["labels"]) for example in examples)
 
-def _packed_row(rows: Dataset, members: Sequence[Sequence[int]], number: int) -> Row:
-    examples = [rows[i] for i in members[number]]
-    tree = lay_out([example["input_ids"] for example in examples])
-    trained = [
-        (path[k - 1], label, number)
-        for number, (example, path) in enumerate(zip(examples, tree.paths, strict=True))
-        for k, label in enumerate(example["labels"])
-        if k and label != IGNORE
-    ]
-    return {
-        "input_ids": tree.ids,
-        "positions": tree.positions,
-        "last": tree.last,
-        "at": [at for at, _, _ in trained],
-        "labels": [label for _, label, _ in trained],
-        "owner": [number for _, _, number in trained],
-    }
+    return LazyRows(len(members), row)
 
 
 def sft_trainer(

@@ -10,7 +10,7 @@ if and only if j <= i <= last[j].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -25,6 +25,8 @@ from transformers.integrations.flex_attention import flex_attention_forward
 from rag_train.errors import UserError
 from rag_train.precision import exact_attention
 from rag_train.progress import console
+from rag_train.training.masking import IGNORE
+from rag_train.training.rows import Row
 
 SLICED = "tree_slices"
 """Name of `sliced_attention` in transformers."""
@@ -106,6 +108,25 @@ def lay_out(sequences: Sequence[Sequence[TokenT]]) -> Tree[TokenT]:
         last=[last[node] for node in order],
         paths=[[place[node] for node in walk] for walk in walks],
     )
+
+
+def labelled_row(examples: Iterable[tuple[list[int], list[int]]]) -> Row:
+    """Lay out examples, each with its token ids and their labels, as one row.
+
+    The row is a `Tree` and, for every token with a label, the index at which it is predicted (``at``), its id
+    (``labels``) and the number of its example (``owner``).
+    """
+    sequences, labels = zip(*examples, strict=True)
+    tree = lay_out(sequences)
+    trained = [
+        (path[k - 1], label, number)
+        for number, (path, given) in enumerate(zip(tree.paths, labels, strict=True))
+        for k, label in enumerate(given)
+        if k and label != IGNORE
+    ]
+    at, kept, owner = map(list, zip(*trained, strict=True))
+    shape = {"input_ids": tree.ids, "positions": tree.positions, "last": tree.last}
+    return shape | {"at": at, "labels": kept, "owner": owner}
 
 
 def attention_mask(last: torch.Tensor, positions: torch.Tensor, window: int | None = None) -> torch.Tensor:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,46 +20,33 @@ from trl.trainer.utils import disable_dropout_in_model
 from rag_train.errors import UserError
 from rag_train.jobs.files import write_text
 from rag_train.progress import progress
-from rag_train.training.probe import Logits, RowsTrainer
+from rag_train.training.masking import IGNORE
+from rag_train.training.probe import RowsTrainer, tensors
 from rag_train.training.recipe import DPORecipe, TrainRecipe
 from rag_train.training.rows import LazyRows, Rows
 from rag_train.training.setup import tree_parts
-from rag_train.training.tree import lay_out, path_logits, path_logprobs
+from rag_train.training.tree import labelled_row
 
 REFERENCE = "reference.json"
 
 
-def tree_row(pairs: Sequence[dict[str, list[int]]]) -> dict[str, list[int]]:
-    """Lay out a batch of pairs (rows of `dpo_rows`) as one row.
+def tree_row(pairs: Iterable[dict[str, list[int]]]) -> dict[str, Any]:
+    """Lay out a batch of pairs (rows of `dpo_rows`) as one row, whose snippets have labels.
 
-    The row is a `Tree` and, for every snippet token, the index at which it is predicted (``at``), its id
-    (``targets``) and its snippet (``owner``: 2 n for the chosen snippet of pair n, 2 n + 1 for the rejected one).
+    The chosen snippet of pair n is example 2 n of the row, and the rejected one 2 n + 1.
     """
     sides = [(pair["prompt_ids"], pair[side]) for pair in pairs for side in ("chosen_ids", "rejected_ids")]
-    tree = lay_out([prompt + snippet for prompt, snippet in sides])
-    at, targets, owner = [], [], []
-    for n, ((prompt, snippet), path) in enumerate(zip(sides, tree.paths, strict=True)):
-        at += path[len(prompt) - 1 : -1]
-        targets += snippet
-        owner += [n] * len(snippet)
-    return {
-        "input_ids": tree.ids,
-        "positions": tree.positions,
-        "last": tree.last,
-        "at": at,
-        "targets": targets,
-        "owner": owner,
-    }
+    return labelled_row((prompt + snippet, [IGNORE] * len(prompt) + snippet) for prompt, snippet in sides)
 
 
 def tree_rows(rows: Rows, size: int, first: int = 0) -> LazyRows:
     """Return a row of `tree_row` for each ``size`` pairs, with its number as ``row``, counted from ``first``."""
-    return LazyRows(math.ceil(len(rows) / size), partial(_tree_row, rows, size, first))
 
+    def row(number: int) -> dict[str, Any]:
+        pairs = (rows[i] for i in range(number * size, min(len(rows), (number + 1) * size)))
+        return tree_row(pairs) | {"row": first + number}
 
-def _tree_row(rows: Rows, size: int, first: int, number: int) -> dict[str, Any]:
-    pairs = [rows[i] for i in range(number * size, min(len(rows), (number + 1) * size))]
-    return tree_row(pairs) | {"row": first + number}
+    return LazyRows(math.ceil(len(rows) / size), row)
 
 
 def preference_loss(settings: DPORecipe, ratios: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -97,14 +83,14 @@ class TreeTrainer(RowsTrainer):
     """DPO as in `rag_train.training.dpo`, over rows of `tree_row` with their number as ``row``."""
 
     def __init__(self, settings: DPORecipe, **arguments: Any):
-        super().__init__(data_collator=_tensors, **arguments)
+        super().__init__(**arguments)
         self._settings = settings
         self.model_accepts_loss_kwargs = False  # the loss of a row is already a mean
         self._margins: list[torch.Tensor] = []
         self._reference: list[list[float]] = []
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        tokens, owner = _snippet_logprobs(model, inputs, self.logits), inputs["owner"]
+        tokens, owner = self.logprobs(model, inputs), inputs["owner"]
         reference = tokens.new_tensor(self._reference[inputs["row"]])
         ratios = (torch.zeros_like(reference).index_add(0, owner, tokens) - reference).view(-1, 2)
         loss = preference_loss(self._settings, ratios, owner.bincount().view(-1, 2)).mean()
@@ -114,7 +100,7 @@ class TreeTrainer(RowsTrainer):
         return (loss, ratios) if return_outputs else loss
 
     def held_out(self, model, inputs):
-        tokens, owner = _snippet_logprobs(model, inputs, self.logits), inputs["owner"]
+        tokens, owner = self.logprobs(model, inputs), inputs["owner"]
         lengths = owner.bincount().view(-1, 2)
         reference = tokens.new_tensor(self._reference[inputs["row"]]).view(-1, 2)
         sums = torch.zeros_like(reference).view(-1).index_add(0, owner, tokens).view(-1, 2)
@@ -162,25 +148,14 @@ class TreeTrainer(RowsTrainer):
         with progress("reference", len(starts)) if first else nullcontext(lambda: None) as advance:
             for start in starts:  # the same number in every process, because all gather sharded weights together
                 number = min(start + self.args.process_index, len(rows) - 1)
-                row = self._prepare_inputs(_tensors([rows[number]]))
-                tokens, owner = _snippet_logprobs(model, row, self.logits), row["owner"]
+                row = self._prepare_inputs(tensors([rows[number]]))
+                tokens, owner = self.logprobs(model, row), row["owner"]
                 sums = tokens.new_zeros(int(owner.max()) + 1).index_add(0, owner, tokens)
                 computed.append((number, sums.tolist()))
                 advance()
         self._reference = [sums for _, sums in sorted(dict(gather_object(computed)).items())]
         if first:
             write_text(path, json.dumps(self._reference))
-
-
-def _tensors(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Collate a batch, which is a single row."""
-    [row] = rows
-    return {name: torch.tensor(value) for name, value in row.items()}
-
-
-def _snippet_logprobs(model, row: dict[str, torch.Tensor], logits: Logits = path_logits) -> torch.Tensor:
-    names = ("input_ids", "positions", "last", "at", "targets")
-    return path_logprobs(model, *(row[name] for name in names), logits=logits)
 
 
 def tree_trainer(

@@ -34,7 +34,7 @@ from rag_train.schema import Decision, Question
 from rag_train.training.data import DataReport
 from rag_train.training.failures import FiniteLossTrainer
 from rag_train.training.memory import current_sharding
-from rag_train.training.probe import require_trees
+from rag_train.training.probe import AtStart, require_trees
 from rag_train.training.recipe import TrainRecipe
 from rag_train.training.rl.ahead import Background, Begun, Foreseen
 from rag_train.training.rl.logprobs import tree_logprobs
@@ -70,7 +70,7 @@ class RolloutTrainer(FiniteLossTrainer, GRPOTrainer):
         own: Any = self
         self.use_vllm, self.vllm_generation, self._last_loaded_step = True, own, -1
         if self._recipe.layout == "tree":
-            self.add_callback(_Prove(self))
+            self.add_callback(AtStart(lambda: require_trees(self.model_wrapped, self.args.bf16)))
 
     async def _start(self, recipe: TrainRecipe, checkpoints: Path) -> Policy:
         if self._recipe.engine == "vllm":
@@ -330,16 +330,6 @@ def _part(name: str) -> Any:
 
     part.__name__ = name
     return part
-
-
-class _Prove(TrainerCallback):
-    """Has the model prove that it can compute rollouts that share a row."""
-
-    def __init__(self, trainer: RolloutTrainer):
-        self._trainer = trainer
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        require_trees(self._trainer.model_wrapped, args.bf16)
 
 
 class StopAtBudget(TrainerCallback):

@@ -258,7 +258,7 @@ def test_page_escapes_text_and_draws_each_finished_trial(write_sweep, tmp_path: 
     losses = [{"step": step, "rewards/margins": step / 100} for step in range(1, 1000)]
     (tmp_path / "0000/training.json").write_text(json.dumps({"losses": losses, "validation": []}))
     [course] = drawn(monkeypatch, tmp_path, sweep, trials)["rewards/margins during training"].axes[0].lines
-    assert len(course.get_xdata()) == 200
+    assert len(course.get_xdata()) == 999
     assert trials_table(sweep, trials).rows[0][0] == "6"
 
 

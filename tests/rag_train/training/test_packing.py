@@ -225,7 +225,7 @@ def test_padded_rows_give_the_same_logits(sequences: list[list[int]]):
 
 
 @given(st.integers(1, 2**20))
-def test_rows_havefew_lengths(size: int):
+def test_rows_have_few_lengths(size: int):
     assert size <= few_lengths(size) < max(size * 1.25, size + SLICE)
     assert len({few_lengths(n) for n in range(2**12, 2**13)}) <= 5
 
