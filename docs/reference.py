@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import re
-import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,7 +19,7 @@ from rag_train.eval.matrix.cell import Cell
 from rag_train.eval.metrics.scores import Score
 from rag_train.jobs.items import Rejected
 from rag_train.questions.formats import FORMATS
-from rag_train.recipe import Key, describe, type_name
+from rag_train.recipe import Key, attribute_docstrings, describe, type_name
 from rag_train.retrieval.index.directory import Manifest
 from rag_train.schema import (
     GoldStep,
@@ -160,7 +158,7 @@ def strategies_page() -> str:
             most = f"{bound['calls']:,} calls and {bound['retrievals']:,} retrievals"
             parts.append(f"At most, with default settings and three passages for a query: {most}.")
         if one["settings"]:
-            texts = attribute_docstrings(cls)
+            texts = meanings(cls)
             rows = [
                 [f"`{key}`", code(json.dumps(value)), texts.get(key, "")] for key, value in one["settings"].items()
             ]
@@ -222,7 +220,7 @@ def kinds() -> Iterable[list[str]]:
 
 
 def record_rows(cls: Any) -> Iterable[list[str]]:
-    texts = attribute_docstrings(cls)
+    texts = meanings(cls)
     for name, field in cls.model_fields.items():
         if field.is_required():
             default = "**required**"
@@ -237,20 +235,10 @@ def hint_name(hint: Any) -> str:
     return type_name(hint)
 
 
-def attribute_docstrings(cls: type) -> dict[str, str]:
-    """Return the docstring below each attribute of ``cls`` and its bases; Google's ``Attributes:`` is read, too."""
+def meanings(cls: type) -> dict[str, str]:
+    """Return the meaning of each attribute of ``cls`` and its bases, by docstrings and Google's ``Attributes:``."""
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if not base.__module__.startswith("rag_train"):
-            continue
-        definition = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        assert isinstance(definition, ast.ClassDef)
-        for line in re.findall(
-            r"^    (\w+): (.*(?:\n      .*)*)", inspect.cleandoc(base.__doc__ or ""), re.MULTILINE
-        ):
-            texts[line[0]] = " ".join(line[1].split())
-        for field, after in zip(definition.body, definition.body[1:], strict=False):
-            match field, after:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    texts[name] = " ".join(text.split())
-    return texts
+        listed = re.findall(r"(?m)^    (\w+): (.*(?:\n      .*)*)", inspect.cleandoc(base.__doc__ or ""))
+        texts |= {name: " ".join(text.split()) for name, text in listed}
+    return texts | attribute_docstrings(cls)

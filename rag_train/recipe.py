@@ -168,7 +168,7 @@ def describe(cls: type) -> list[Key]:
 
 
 def _describe(cls: type, prefix: str) -> Iterator[Key]:
-    hints, help_texts = get_type_hints(cls), _attribute_docstrings(cls)
+    hints, help_texts = get_type_hints(cls), attribute_docstrings(cls)
     for field in fields(cls):
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         text = "required" if default is MISSING else json.dumps(default, default=str)
@@ -178,7 +178,8 @@ def _describe(cls: type, prefix: str) -> Iterator[Key]:
                 yield from _describe(nested, f"{prefix}{field.name}.")
 
 
-def _attribute_docstrings(cls: type) -> dict[str, str]:
+def attribute_docstrings(cls: type) -> dict[str, str]:
+    """Return the docstring below each attribute of ``cls`` and its bases."""
     docstrings = {}
     for base in reversed(cls.__mro__[:-1]):  # without object
         definition = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
@@ -206,8 +207,6 @@ def type_name(hint: Any) -> str:
         return f"list of {type_name(arguments[0])}"
     if hint is types.NoneType:
         return "null"
-    if get_origin(hint) is dict:
-        return "mapping"
     if hint is Path:
         return "file"
     return "mapping" if is_dataclass(hint) else hint.__name__

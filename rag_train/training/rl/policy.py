@@ -11,13 +11,14 @@ import copy
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import patch_environment
 from peft import PeftModel
 
 from rag_train.llm.base import LLM, Completion, Sampling
@@ -120,18 +121,10 @@ def serves_adapters() -> bool:
     return torch.cuda.is_available()
 
 
-@contextmanager
-def _own_gpu() -> Iterator[None]:
+def _own_gpu() -> AbstractContextManager[None]:
     """Show processes that start meanwhile only the GPU of this process."""
-    name, state = "CUDA_VISIBLE_DEVICES", PartialState()
-    before = os.environ.get(name)
-    if torch.cuda.is_available():
-        visible = before.split(",") if before else [str(i) for i in range(torch.cuda.device_count())]
-        os.environ[name] = visible[state.local_process_index]
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
+    if not torch.cuda.is_available():
+        return nullcontext()
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = before.split(",") if before else list(map(str, range(torch.cuda.device_count())))
+    return patch_environment(CUDA_VISIBLE_DEVICES=visible[PartialState().local_process_index])
