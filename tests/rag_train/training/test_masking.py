@@ -67,12 +67,14 @@ def test_an_example_without_a_trained_token_is_left_out_and_counted(tmp_path: Pa
     """Packed rows had no place for its loss, and padded ones counted a loss of 0."""
     empty = example([Segment(text="Why?", trained=False), Segment(text="", trained=True)], prompt="")
     first = [Segment(text="W", trained=True), Segment(text="hy?", trained=False)]  # nothing predicts its token
-    unseen = example(first, prompt="")
-    path = write(tmp_path / "sft.jsonl", [empty, unseen, sft_record(2)])
+    without = [empty, example(first, prompt=""), example([Segment(text="Why?", trained=False)])]
+    path = write(tmp_path / "sft.jsonl", [*without, sft_record(2)])
     rows, report = sft_rows(path, TOKENIZER, max_tokens=500, chat=False)
-    assert (len(rows), report.examples, report.untrained) == (1, 1, 2)
-    with pytest.raises(UserError, match=r"no example is left \(2 without a trained token, 0 longer"):
-        sft_rows(write(tmp_path / "none.jsonl", [empty, unseen]), TOKENIZER, max_tokens=500, chat=False)
+    assert (len(rows), report.examples, report.untrained) == (1, 1, 3)
+    for records, most in ((without, 500), ([*without, sft_record(1)], 20)):
+        problem = rf"no example is left \(3 without a trained token, {len(records) - 3} longer than {most} tokens"
+        with pytest.raises(UserError, match=problem):
+            sft_rows(write(tmp_path / "none.jsonl", records), TOKENIZER, max_tokens=most, chat=False)
 
 
 def _longest(record: SFTRecord, max_tokens: int) -> tuple[int, bool] | None:

@@ -26,7 +26,7 @@ from rag_train.llm.engines import EngineConfig, open_engine
 from rag_train.training.card import write_card, write_merged_card
 from rag_train.training.load import load_data
 from rag_train.training.merge import merge
-from rag_train.training.recipe import DPORecipe, LoraRecipe
+from rag_train.training.recipe import DPORecipe, LoraRecipe, SFTRecipe
 from rag_train.training.result import TrainResult
 from rag_train.training.run import train
 from rag_train.worlds.mini.pretrain import PretrainConfig, build_model
@@ -169,6 +169,15 @@ def test_stage_two_goes_on_with_the_adapter_of_stage_one(work: Path, tmp_path: P
     moved = max((second[name] - first[name]).abs().max() for name in first)
     assert 0 < moved < 0.02  # from where Stage I ended
     assert recipe_in(work, tmp_path / "out").model in (tmp_path / "out/README.md").read_text()
+
+
+def test_a_finished_run_is_not_repeated_and_another_one_is_refused_its_directory(work: Path, runs: Path):
+    recipe = recipe_in(work, runs / "adapter", lora=LoraRecipe(r=2))
+    result = TrainResult(**json.loads((runs / "adapter/training.json").read_text()))
+    assert train(recipe) == replace(result, already_finished=True)
+    differing = r"differs in lr \(was 0.01, is 0.1\), sft.weight \(was 'token', is 'example'\); choose another"
+    with pytest.raises(UserError, match=differing):
+        train(replace(recipe, lr=0.1, sft=SFTRecipe(weight="example")))
 
 
 def test_an_adapter_directory_is_served_as_a_model(runs: Path, work: Path):

@@ -173,12 +173,13 @@ MARKERS = [None, "", "{", "{}", "[]", "null", "[1]", '{"weights": null}', '{"wei
 
 @pytest.mark.parametrize("marker", MARKERS)
 def test_a_checkpoint_that_its_marker_does_not_prove_complete_is_removed(tmp_path: Path, marker: str | None):
-    for step in (2, 10):
+    for step in (1, 2, 10):
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / f"checkpoint-{step}/weights").write_text("abc")
-        if step == 2:
+        if step < 10:  # the newest one alone is kept
             arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-            MarkComplete().on_save(arguments, TrainerState(global_step=2), TrainerControl())
+            MarkComplete().on_save(arguments, TrainerState(global_step=step), TrainerControl())
+    assert not (tmp_path / "checkpoint-1").exists()
     if marker is not None:
         (tmp_path / "checkpoint-10/complete.json").write_text(marker)
     assert newest_complete(tmp_path) == tmp_path / "checkpoint-2"
