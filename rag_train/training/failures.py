@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather
-from transformers import PreTrainedTokenizerBase, Trainer
+from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from rag_train.errors import OneProcessError, UserError
 from rag_train.training.checkpoints import newest_to_continue, step_of
@@ -29,7 +29,13 @@ NO_SPACE = (
 
 
 class FiniteLossTrainer(Trainer):
-    """A trainer that stops if the loss is infinite or NaN, and saves the batch next to the checkpoints."""
+    """A trainer on one device that stops if the loss is infinite or NaN, and saves the batch next to the
+    checkpoints."""
+
+    def __init__(self, *, args: TrainingArguments, **named: Any):
+        # In one process, transformers would spread each batch over all GPUs that it sees (nn.DataParallel).
+        args._n_gpu = min(args.n_gpu, 1)
+        super().__init__(args=args, **named)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         """Raise UserError in every process if the loss of any process is not finite.

@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.training import recipe_in
 
-from rag_train.training.load import prepare_libraries
+from rag_train.training.build import build_trainer
+from rag_train.training.load import load_data, prepare_libraries
 from rag_train.training.processes import check_processes
+from rag_train.training.recipe import DPORecipe, SFTRecipe
 
 SCRIPT = """
 import sys
@@ -69,3 +72,21 @@ def test_processes_with_other_directories_or_data_are_refused(tmp_path: Path):
     assert "cannot see the files of" in directory and "that all machines share" in directory
     assert "differ in data_sha256; copy the same recipe" in data
     assert {file.name for file in shared.iterdir()} == {"0", "1", "0.txt", "1.txt"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["sft", "dpo"])
+@pytest.mark.parametrize("rows", ["trees", "padded"])
+def test_a_single_process_trains_on_one_of_several_gpus(
+    stage: str, rows: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    layouts = {"sft": {"sft": SFTRecipe(pack_tokens=300)}, "dpo": {"dpo": DPORecipe(layout="tree")}}
+    keys = {"batch_size": 1} | layouts[stage] if rows == "trees" else {}
+    recipe = recipe_in(work, tmp_path, stage=stage, precision="fp32", **keys)
+    prepare_libraries()
+    monkeypatch.setattr(
+        "transformers.TrainingArguments.n_gpu", property(lambda args: args.__dict__.get("_n_gpu") or 8)
+    )
+    tokenizer, data, _ = load_data(recipe)
+    trainer = build_trainer(recipe, data, tokenizer, tmp_path)
+    assert trainer.args.n_gpu == 1 and trainer.args.train_batch_size == trainer.args.per_device_train_batch_size
