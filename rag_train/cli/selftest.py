@@ -43,9 +43,10 @@ def selftest(
     with console.status("") as status, closing(run(parts, begins=lambda name: status.update(name))) as found:
         for number, result in enumerate(found, 1):
             results.append(result)
-            place = f"{number:2}/{len(parts)}"
             told = f"{result.name:{width}}  {result.status:{len(NOT_HERE)}}  {result.seconds:5.1f} s"
-            print(f"{place}  {told}  {result.detail}", flush=True)
+            status.stop()  # while it is shown, what is printed goes to standard error
+            print(f"{number:2}/{len(parts)}  {told}  {result.detail}", flush=True)
+            status.start()
     for result in results:
         if result.log:
             print(f"\n{result.name}, the last lines that it printed:\n{result.log}", file=sys.stderr)

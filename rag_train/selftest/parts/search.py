@@ -25,7 +25,7 @@ def search(work: Work) -> str:
         f"model={CONTROLLER}",
         f"output={output}",
         f"sample={QUESTIONS}",
-        "instructions=false",
+        *("instructions=false", "search.max_tokens=256", "search.gold_fallback=false"),
         f"engine={json.dumps({'kind': 'vllm'} | work.engine)}",
     )
     work.command("data", "check", output)
