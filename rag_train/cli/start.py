@@ -139,7 +139,13 @@ def doctor(
 
 @starting.command("model", rich_help_panel=START)
 def fetch_model(
-    name: Annotated[str, typer.Argument(help="smollm2: SmolLM2-135M-Instruct (Apache-2.0), 93 MB to download.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="smollm2: SmolLM2-135M-Instruct (Apache-2.0), 93 MB to download; gemma3-270m: Gemma 3 270M, a "
+            "base model (Gemma Terms of Use), 238 MB."
+        ),
+    ],
     directory: Annotated[Path, typer.Argument(help="Checkpoint directory to write.")],
     as_json: Json = False,
 ) -> None:

