@@ -1,8 +1,9 @@
 """DualRAG's training data (section 3.2): examples of Reasoner, Entity Identifier and Knowledge Summarizer.
 
 The examples are made from gold annotations, or from a teacher's trajectories with a correct answer. The latter are
-post-processed: entities are linked and deduplicated, summaries that lack a fact of the gold passages are repaired,
-and summaries with invented facts are dropped.
+post-processed by the titles of the gold passages, as in the release (`gold_titles`), or as the paper tells it:
+entities are linked and deduplicated, summaries that lack a fact of the gold passages get it, and summaries with
+invented facts are dropped.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import Field
@@ -21,11 +22,12 @@ from rag_train.answers import exact_match, normalize, rules_of
 from rag_train.data_synth.knowable import FIXED, names
 from rag_train.data_synth.method import method
 from rag_train.data_synth.methods.planrag import plan_from_gold
+from rag_train.data_synth.modules import gold_titles
 from rag_train.data_synth.modules.examples import Examples, gold_outcome, retrieved, subjects_known, task_record
 from rag_train.data_synth.modules.method import ModuleMethod, TeacherRecipe
 from rag_train.formats import dualrag, planrag
 from rag_train.formats.deeprag import one_line
-from rag_train.formats.dualrag import Entity, Reasoning
+from rag_train.formats.dualrag import Entity, Outline, Reasoning
 from rag_train.formats.planrag import PlanError
 from rag_train.formats.tasks import Fields
 from rag_train.jobs.items import Outcome, Rejected, Summary, cost
@@ -54,9 +56,14 @@ class DualRAGRecipe(TeacherRecipe):
     """Capabilities to write examples of."""
     max_iterations: Count = 5
     """Maximum number of retrieval rounds in a trajectory."""
-    judge: bool = False
-    """Also accept an answer that matches no accepted one if the judge finds it correct (appendix D): the teacher,
-    unless `roles` names another model."""
+    judge: bool = True
+    """Keep a trajectory whose answer the judge accepts (the release's rule; appendix D): the teacher, unless
+    `roles` names another model. It is asked about answers that are wrong by the dataset's rule; false: the rule
+    alone."""
+    repair: Literal["titles", "facts"] = "titles"
+    """titles: compare entities with the titles of the gold passages (the release's way: entities that match none
+    go, their summaries become "nothing"), by the reranker, or by name without one; facts: link entities with one
+    another, and give summaries the facts of the gold passages that they lack (section 3.2)."""
     roles: list[str] = field(default_factory=list)
     """Models other than the teacher for the roles reasoner, identifier, summarizer and judge, each as --role of
     `rag-train eval` takes it, such as judge=gpt-4o,kind=chat,urls=https://api.openai.com,key=OPENAI_API_KEY."""
@@ -66,9 +73,9 @@ class DualRAGRecipe(TeacherRecipe):
     candidates: Count = 50
     """Number of passages retrieved for each query if they are reranked; `passages` of them are kept."""
     linker: str | None = None
-    """Cross-encoder that links entities; null: link entities whose normalised names are equal."""
+    """repair=facts: cross-encoder that links entities; null: link entities whose normalised names are equal."""
     similarity: Annotated[float, Field(ge=0, le=1)] = 0.9
-    """Lowest cross-encoder score at which two entities are linked."""
+    """repair=facts: lowest cross-encoder score at which two entities are linked."""
 
 
 TASKS: dict[str, Capability] = {
@@ -141,7 +148,7 @@ class _Writer:
         self.examples = Examples(question, instructions)
         self._question = question
         self._passages = passages
-        self._outline: dict[str, list[str]] = {}
+        self._outline = Outline()
         self._thoughts: list[str] = []
 
     def round(self, found: Sequence[GoldStep], missing: Sequence[GoldStep], again: bool) -> list[GoldStep]:
@@ -153,17 +160,23 @@ class _Writer:
             entities.setdefault(step.entity, []).append(step)
         queries = {name: [name if again else step.subquery for step in steps] for name, steps in entities.items()}
         named = [Entity(entity=name, queries=list(dict.fromkeys(queries[name]))) for name in entities]
-        self.examples.add(dualrag.IDENTIFY, self._state(), named, place)
+        known, thoughts = self._outline.parts, self._thoughts
+        state = dualrag.identify_fields(
+            self._question.question, dualrag.outline_lines(known), list(known), thoughts
+        )
+        self.examples.add(dualrag.IDENTIFY, state, named, place)
         answered: list[GoldStep] = []
-        for i, (name, steps) in enumerate(entities.items()):
+        for i, entity in enumerate(named):
+            name, steps = entity.entity, entities[entity.entity]
             lists = [self._passages.get(query, []) for query in queries[name]]
-            passages = interleave(lists)[: max(map(len, lists))]
+            passages = self._outline.new(name, interleave(lists)[: max(map(len, lists))])
+            if not passages:
+                continue
             says = {step.subquery: evidence(step, passages) for step in steps}
-            facts = list(dict.fromkeys(filter(None, says.values())))
-            fields = dualrag.summary_fields(self._question.question, self._thoughts[-1], name, passages)
-            self.examples.add(dualrag.SUMMARIZE, fields, " ".join(facts) or dualrag.NOTHING, f"{place}/{i}")
-            known = self._outline.setdefault(name, [])
-            known += [part for part in (" ".join(facts),) if part and part not in known]
+            facts = " ".join(dict.fromkeys(filter(None, says.values())))
+            fields = dualrag.summary_fields(self._question.question, thoughts, name, entity.queries, passages)
+            self.examples.add(dualrag.SUMMARIZE, fields, facts or dualrag.NOTHING, f"{place}/{i}")
+            self._outline.add(name, passages, facts)
             answered += [step for step in steps if says[step.subquery]]
         return answered
 
@@ -181,7 +194,7 @@ class _Writer:
         self._thoughts.append(thought)
 
     def _state(self) -> Fields:
-        outline = dualrag.outline_lines(self._outline)
+        outline = dualrag.outline_lines(self._outline.parts)
         return dualrag.state_fields(self._question.question, outline, self._thoughts)
 
 
@@ -217,17 +230,16 @@ class ProcessedDualRAG(DualRAG):
     linker: Linker = field(kw_only=True)
 
     async def _identify(
-        self, run: Run, thoughts: Sequence[str], outline: dict[str, list[str]], found: list[Passage]
+        self, run: Run, thoughts: Sequence[str], outline: Outline, found: Sequence[Passage]
     ) -> dict[str, list[str]]:
         entities = [
             Entity(entity=e, queries=q) for e, q in (await super()._identify(run, thoughts, outline, found)).items()
         ]
-        known = [entity for entity, parts in outline.items() if parts]
-        linked, _ = await self.linker.link(entities, known)
+        linked, _ = await self.linker.link(entities, list(outline.parts))
         return {entity.entity: entity.queries for entity in linked}
 
-    async def _summarize(self, run: Run, fields: Fields) -> str | None:
-        summary = await super()._summarize(run, fields)
+    async def _summary(self, run: Run, fields: Fields) -> str | None:
+        summary = await super()._summary(run, fields)
         return summary and repaired_summary(summary, fields, run.question)
 
 
@@ -324,9 +336,8 @@ def repaired_summary(summary: str, fields: Fields, question: Question) -> str | 
     are all in the passages with the missing facts, then these facts. A summary with names or numbers that no
     passage contains is invented.
     """
-    passages = [p for _, value in fields for p in value if isinstance(p, Passage)]
-    about = " ".join(value for label, value in fields if label == "Entity" and isinstance(value, str))
-    about = about or " ".join(value for label, value in fields if label == "Thought" and isinstance(value, str))
+    passages = _passages(fields)
+    about = _entity(fields) or " ".join(map(str, dict(fields)["Thought"]))
     facts = _gold_facts(question, passages, about)
     missing = {fact.sentence: fact.passage for fact in facts if not mentions(summary, fact.value)}
     if normalize(summary) == dualrag.NOTHING:
@@ -336,6 +347,14 @@ def repaired_summary(summary: str, fields: Fields, question: Question) -> str | 
         kept = [s for s in _sentences(summary) if normalize(s) != dualrag.NOTHING and _supported(s, sources)]
         return " ".join(dict.fromkeys([*kept, *missing]))
     return summary if normalize(summary) == dualrag.NOTHING or _supported(summary, passages) else None
+
+
+def _passages(fields: Fields) -> list[Passage]:
+    return [passage for _, value in fields for passage in value if isinstance(passage, Passage)]
+
+
+def _entity(fields: Fields) -> str:
+    return " ".join(value for label, value in fields if label == "Entity" and isinstance(value, str))
 
 
 class Fact(NamedTuple):
@@ -401,8 +420,8 @@ def table(counts: Mapping[str, int]) -> Table:
 class DualRAGData(ModuleMethod[DualRAGRecipe]):
     """DualRAG: examples of its modules, from gold annotations or by a teacher.
 
-    A teacher's trajectories are kept if their answer is correct. Their entities are linked and deduplicated,
-    summaries that lack a fact of the gold passages are repaired, and summaries with invented facts are dropped.
+    A teacher's trajectories are kept if their answer is correct. Entities and summaries are then compared with the
+    gold passages.
     """
 
     recipe_type: ClassVar = DualRAGRecipe
@@ -429,15 +448,14 @@ class DualRAGData(ModuleMethod[DualRAGRecipe]):
     async def _taught(self, question: Question, teacher: Kit) -> Outcome:
         """Answer the question with the teacher; if the answer is correct, post-process what its modules wrote."""
         recipe = self.recipe
-        linker = Linker(recipe.linker, recipe.similarity)
-        strategy = ProcessedDualRAG(
-            teacher,
-            name="dualrag",
-            max_iterations=recipe.max_iterations,
-            candidates=recipe.candidates,
-            max_tokens=recipe.max_tokens,
-            linker=linker,
-        )
+        linker = Linker(recipe.linker, recipe.similarity) if recipe.repair == "facts" else None
+        settings: dict[str, Any] = {
+            "name": "dualrag",
+            "max_iterations": recipe.max_iterations,
+            "candidates": recipe.candidates,
+            "max_tokens": recipe.max_tokens,
+        }
+        strategy = ProcessedDualRAG(teacher, linker=linker, **settings) if linker else DualRAG(teacher, **settings)
         run = Run(strategy, question)
         trajectory = await run.answer()
         correct = exact_match(trajectory.answer, question.answers, rules_of(question))
@@ -447,38 +465,94 @@ class DualRAGData(ModuleMethod[DualRAGRecipe]):
             reason = "cut" if trajectory.answer is None and trajectory.cut else "wrong answer"
             return Outcome([], counts, [Rejected(id=question.id, reason=reason, text=trajectory.answer or "")])
         counts["right" if correct else "right by the judge"] += 1
+        asks = [(i, ask) for i, ask in enumerate(run.asks) if ask and TASKS[ask.task.name] in recipe.capabilities]
+        repair = _ByFacts(question, trajectory, linker) if linker else await _ByTitles.of(question, run, teacher)
         records: list[SFTRecord] = []
         rejected: list[Rejected] = []
-        for place, ask in enumerate(run.asks):
-            if ask is None or TASKS[ask.task.name] not in recipe.capabilities:
+        for place, ask in asks:
+            id, wrote = f"{question.id}/{place}", _stripped(ask.answer)
+            if not wrote:
+                rejected.append(Rejected(id=f"{id}/{ask.task.name}", reason=ask.flaw("did not parse, or empty")))
                 continue
-            id, answer = f"{question.id}/{place}", _stripped(ask.answer)
-            reject = partial(Rejected, id=f"{id}/{ask.task.name}")
-            if not answer:
-                rejected.append(reject(reason=ask.flaw("did not parse, or empty")))
+            done = await repair(ask, wrote)
+            counts.update(done.counts)
+            rejected += [Rejected(id=f"{id}/{ask.task.name}", reason=why, text=text) for why, text in done.removed]
+            if done.answer is None:
                 continue
-            if ask.task is dualrag.IDENTIFY:
-                answer, links = await linker.link(answer, _known(ask, trajectory))
-                for entity in links:
-                    if linker.model:
-                        counts[f"similarity {entity.score:.1f}"] += 1
-                    if entity.linked:
-                        text = f"{entity.name} = {entity.nearest} ({entity.score:.3f})"
-                        rejected.append(reject(reason="entity linked", text=text))
-            elif ask.task is dualrag.SUMMARIZE:
-                answer = repaired_summary(answer, ask.fields, question)
-                if answer is None:
-                    rejected.append(reject(reason="made up", text=ask.answer))
-                    continue
-            counts[f"{TASKS[ask.task.name]} {'raw' if answer == _stripped(ask.answer) else 'processed'}"] += 1
-            instructions = recipe.instructions
-            record = task_record(ask.task, ask.fields, answer, id=id, source="teacher", instructions=instructions)
-            records.append(record)
+            same = (done.fields, done.answer) == (ask.fields, wrote)
+            counts[f"{TASKS[ask.task.name]} {'raw' if same else 'processed'}"] += 1
+            more: dict[str, Any] = {"source": "teacher", "instructions": recipe.instructions}
+            records.append(task_record(ask.task, done.fields, done.answer, id=id, **more))
         return Outcome(records, counts, rejected)
 
     def finish(self, summary: Summary) -> None:
         if self.teacher:
             console.print(table(summary.counts))
+
+
+class Repaired(NamedTuple):
+    """An ask after its post-processing: fields, answer (None: no example), and what was removed and why."""
+
+    fields: Fields
+    answer: Any
+    removed: Sequence[tuple[str, str]] = ()
+    counts: Mapping[str, int] = {}
+
+
+@dataclass(frozen=True)
+class _ByFacts:
+    """The post-processing of section 3.2: linked entities, and summaries with the facts of the gold passages."""
+
+    question: Question
+    trajectory: Trajectory
+    linker: Linker
+
+    async def __call__(self, ask: Ask, wrote: Any) -> Repaired:
+        if ask.task is dualrag.SUMMARIZE:
+            summary = repaired_summary(wrote, ask.fields, self.question)
+            return Repaired(ask.fields, summary, [("made up", wrote)] if summary is None else ())
+        if ask.task is not dualrag.IDENTIFY:
+            return Repaired(ask.fields, wrote)
+        entities, links = await self.linker.link(wrote, _known(ask, self.trajectory))
+        linked = [f"{link.name} = {link.nearest} ({link.score:.3f})" for link in links if link.linked]
+        counts = Counter(f"similarity {link.score:.1f}" for link in links if self.linker.model)
+        return Repaired(ask.fields, entities, [("entity linked", text) for text in linked], counts)
+
+
+@dataclass(frozen=True)
+class _ByTitles:
+    """The release's post-processing: entities and summaries compared with the titles of the gold passages.
+
+    A question without gold passages has nothing to compare with; its examples stay as they are.
+    """
+
+    question: Question
+    matches: Mapping[str, gold_titles.Match | None]
+
+    @classmethod
+    async def of(cls, question: Question, run: Run, teacher: Kit) -> _ByTitles:
+        """Match the entities that the run's Identifier named."""
+        titles = list(dict.fromkeys(passage.title for passage in question.gold_passages))
+        answers = [_stripped(ask.answer) for ask in run.asks if ask and ask.task is dualrag.IDENTIFY and ask.answer]
+        entities = list(dict.fromkeys(entity.entity for answer in answers for entity in answer))
+        if not titles:
+            return cls(question, {})
+        return cls(question, await asyncio.to_thread(gold_titles.match_titles, entities, titles, teacher.reranker))
+
+    async def __call__(self, ask: Ask, wrote: Any) -> Repaired:
+        names = gold_titles.names_of(self.matches)
+        if ask.task is dualrag.IDENTIFY and names:
+            entities = gold_titles.identified(wrote, names)
+            gone = [
+                (f"same title as {names[e.entity]}" if names[e.entity] else "no gold title", e.entity)
+                for e in wrote
+                if e not in entities
+            ]
+            return Repaired(gold_titles.known_by_name(ask.fields, names), entities, gone)
+        if ask.task is dualrag.SUMMARIZE and (entity := _entity(ask.fields)) in self.matches:
+            match = self.matches[entity]
+            return Repaired(ask.fields, gold_titles.summarized(wrote, _passages(ask.fields), self.question, match))
+        return Repaired(ask.fields, wrote)
 
 
 async def _judged(question: Question, trajectory: Trajectory, teacher: Kit) -> bool:

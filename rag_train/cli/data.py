@@ -116,6 +116,24 @@ def get_data(
     report(as_json, {"new": done.new, "folder": str(done.folder)} | done.source, "\n".join(lines))
 
 
+@records.command("pool")
+def pool_passages(
+    questions: Annotated[
+        list[Path], typer.Argument(help="Question files with passages: HotpotQA, 2WikiMultihopQA, MuSiQue, PopQA.")
+    ],
+    output: Annotated[Path, typer.Option(help="Corpus to write, JSON Lines for `rag-train index`.")],
+    as_json: Json = False,
+) -> None:
+    """Make a corpus of the passages that question files bring along, each passage once.
+
+    DualRAG searches 2WikiMultihopQA and MuSiQue in such corpora, of training and development questions.
+    """
+    from rag_train.questions.pool import pool
+
+    passages = pool(questions, output)
+    report(as_json, {"corpus": str(output), "passages": passages}, f"{output}: {passages:,} passages")
+
+
 @records.command("check")
 def check_data(
     file: RecordFile,

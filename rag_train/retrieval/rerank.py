@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from pydantic import BaseModel, Field, ValidationError
@@ -74,6 +74,7 @@ class CrossEncoderReranker:
         check_checkpoint(model)
         try:
             import sentence_transformers
+            import torch
         except ImportError as error:
             raise not_installed(error) from error
         try:
@@ -82,6 +83,8 @@ class CrossEncoderReranker:
             raise UserError(f"reranker {model}: {_one_line(error)}; give a cross-encoder's checkpoint") from error
         _check_head(model, self._model)
         self._model.max_seq_length = min(max_length, self._model.max_seq_length or max_length)
+        activation = self._model.activation_fn
+        self.zero = float(activation(torch.zeros(1))) if activation else 0.0
         self.batch_size = batch_size
         self.identity = {"cross_encoder": model_identity(model), "max_length": max_length, "dtype": dtype}
 
@@ -120,6 +123,8 @@ class VLLMScoreReranker:
 
     threads = 4
     """Number of requests at the same time."""
+    zero = 0.5
+    """The score of a pair whose raw score is 0: vLLM's scores of one label are sigmoids."""
 
     def __init__(self, url: str, model: str = "", timeout: float = 60.0, retries: int = 3):
         self.url = url.rstrip("/") + "/score"
@@ -228,40 +233,26 @@ class RerankedRetriever:
         return [_best(passages, [next(scores) for _ in passages], k) for passages in found]
 
 
-def group_by_entity(
-    entities: Mapping[str, Sequence[str]], found: Mapping[str, Sequence[Passage]], reranker: Reranker, k: int
-) -> dict[str, list[Passage]]:
-    """Group passages by key entity and filter them: DualRAG's Group step.
+def best_of(
+    passages: Sequence[Passage], query: str, reranker: Reranker, k: int, *, floor: bool = False
+) -> list[Passage]:
+    """Return at most ``k`` of the passages, best first, with the reranker's scores; ties keep their order.
 
-    See Cheng et al. 2025, section 3.1.1, equations 7 and 8. The passages of an entity's queries are pooled without
-    duplicates and reranked. The paper does not say how a passage is scored against several queries; here its score
-    is the maximum over the queries, because each query is about a different aspect of the entity. All pairs of all
-    entities are scored in one call.
-
-    Args:
-        entities: the queries of each key entity.
-        found: the passages retrieved for each of these queries.
-        reranker: scores each pooled passage against each query of its entity.
-        k: number of passages to keep for each entity.
-
-    Returns:
-        For each entity, in the given order, its best passages, best first; ties keep the order of retrieval.
+    With ``floor``, passages whose raw score is 0 or less are left out, as in DualRAG's release.
 
     Raises:
         ServiceError: if the reranker fails.
         UserError: if a score is not a number.
     """
-    queries = {entity: list(dict.fromkeys(asked)) for entity, asked in entities.items()}
-    pools = {
-        entity: list({passage.id: passage for query in asked for passage in found[query]}.values())
-        for entity, asked in queries.items()
-    }
-    pairs = [(query, passage) for entity, pool in pools.items() for passage in pool for query in queries[entity]]
-    scores = iter(_scores(reranker.scores, pairs))
-    return {
-        entity: _best(pool, [max(next(scores) for _ in queries[entity]) for _ in pool], k)
-        for entity, pool in pools.items()
-    }
+    scores = _scores(reranker.scores, [(query, passage) for passage in passages])
+    least = zero_of(reranker) if floor else -math.inf
+    kept = [(passage, score) for passage, score in zip(passages, scores, strict=True) if score > least]
+    return _best([passage for passage, _ in kept], [score for _, score in kept], k)
+
+
+def zero_of(reranker: Reranker) -> float:
+    """Return the reranker's score of a pair whose raw score is 0: 0.5 after a sigmoid, 0 without one."""
+    return getattr(reranker, "zero", 0.0)
 
 
 def _scores(

@@ -432,3 +432,8 @@ def interleave(lists: Sequence[Sequence[Passage]]) -> list[Passage]:
     """Merge ranked lists: all first passages, then all second passages, and so on, without duplicates."""
     longest = max(map(len, lists), default=0)
     return list({p.id: p for rank in range(longest) for each in lists for p in each[rank : rank + 1]}.values())
+
+
+def joined(lists: Sequence[Sequence[Passage]]) -> list[Passage]:
+    """Put lists one after another, without duplicates."""
+    return list({passage.id: passage for each in lists for passage in each}.values())

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from rag_train.errors import UserError
 from rag_train.formats import levelrag
 from rag_train.schema import Passage, Trajectory
-from rag_train.strategies.base import Bound, Run, Strategy, strategy, together
+from rag_train.strategies.base import Bound, Run, Strategy, joined, strategy, together
 
 Searcher = Literal["sparse", "dense", "web"]
 SEARCHERS: tuple[Searcher, ...] = ("sparse", "web", "dense")
@@ -85,7 +85,7 @@ class LevelRAG(Strategy):
         for round in range(1, self.max_rounds + 1):
             results = await together(self._query(run, query, round) for query in queries)
             for query, (passages, summary) in zip(queries, results, strict=True):
-                found = _joined([found, passages])
+                found = joined([found, passages])
                 if summary:
                     summaries.append((query, summary))
             if not self.supplement:
@@ -125,7 +125,7 @@ class LevelRAG(Strategy):
         """Search with the low-level searchers; return their passages one after another."""
         only = self.searcher or self.directs
         kinds = [kind for kind in SEARCHERS if kind in run.kit.retrievers and only in (None, "hybrid", kind)]
-        return _joined(await together(self._search(run, kind, query, round) for kind in kinds))
+        return joined(await together(self._search(run, kind, query, round) for kind in kinds))
 
     async def _search(self, run: Run, kind: Searcher, query: str, round: int) -> list[Passage]:
         search = {"sparse": self._sparse, "dense": self._dense, "web": self._web}[kind]
@@ -201,8 +201,3 @@ class LevelRAG(Strategy):
 
     async def _suffices(self, run: Run, query: str, passages: list[Passage]) -> bool:
         return await run.ask(levelrag.SUFFICIENT, levelrag.reading_fields(query, passages)) == "yes"
-
-
-def _joined(lists: Sequence[Sequence[Passage]]) -> list[Passage]:
-    """Return the passages of all lists, one list after another, without duplicates."""
-    return list({passage.id: passage for passages in lists for passage in passages}.values())

@@ -14,6 +14,7 @@ from support.two_hop import FILM, MAN, QUESTION, kit
 from rag_train.data_synth.method import synthesize
 from rag_train.data_synth.methods import dualrag
 from rag_train.data_synth.methods.dualrag import DualRAGRecipe
+from rag_train.data_synth.modules import gold_titles
 from rag_train.errors import UserError
 from rag_train.formats import dualrag as format
 from rag_train.formats.dualrag import Entity
@@ -92,6 +93,79 @@ def test_a_teachers_answer_is_correct_by_the_rules_of_the_questions_dataset():
         assert taught(kit(teacher("New-York")), asked).counts.get("right", 0) == counted
 
 
+GOLD = QUESTION.model_copy(
+    update={"gold_passages": [FILM, MAN], "metadata": {"supporting": ["It was directed by John Huston.", MAN.text]}}
+)
+
+
+def test_entities_that_match_no_gold_title_go_and_their_summaries_become_nothing():
+    """A teacher that names the man twice, and Ohio, which no gold passage is about."""
+
+    def say(prompt: str) -> str:
+        round = prompt.count("Thought:")
+        if prompt.endswith(f"{format.IDENTIFY.marker}\n"):
+            names = ["Moby Dick", "Ohio"] if round == 1 else ["john huston", "John Huston (director)"]
+            return json.dumps([{"entity": name, "queries": [f"{name} {round}"]} for name in names])
+        if prompt.endswith(format.SUMMARIZE.marker):
+            return " nothing\n" if "Entity: Moby Dick" in prompt else " It is a state.\n"
+        return teacher("Nevada")(prompt)
+
+    class Titles(Constant):
+        def scores(self, pairs):
+            self.pairs += pairs
+            table = {("Moby Dick", "Moby Dick"): 3, ("john huston", "John Huston"): 1}
+            table |= {("John Huston (director)", "John Huston"): 2}
+            return [table.get(pair, -1 if pair[1] in ("Moby Dick", "John Huston") else 1) for pair in pairs]
+
+    outcome = taught(kit(say, reranker=Titles(0)), GOLD)
+    records = by_task(outcome)
+    first, second = records["dualrag_identify"]
+    assert format.IDENTIFY.parse(first.segments[-1].text) == [Entity(entity="Moby Dick", queries=["Moby Dick 1"])]
+    assert format.IDENTIFY.parse(second.segments[-1].text) == [
+        Entity(entity="John Huston (director)", queries=["John Huston (director) 2"])
+    ]
+    assert "Ohio" not in second.prompt and "Known entities" not in second.prompt
+    summaries = {
+        record.prompt.rpartition("Entity: ")[2].partition("\n")[0]: record.segments[-1].text.strip()
+        for record in records["dualrag_summarize"]
+    }
+    assert summaries == {
+        "Moby Dick": "It was directed by John Huston.",
+        "Ohio": "nothing",
+        "john huston": "It is a state.",
+        "John Huston (director)": "It is a state.",
+    }
+    assert [(rejected.reason, rejected.text) for rejected in outcome.rejected] == [
+        ("no gold title", "Ohio"),
+        ("same title as John Huston (director)", "john huston"),
+    ]
+    rows = {row[0]: row[1:] for row in dualrag.table(outcome.counts).rows}
+    assert rows["Entity Identifier"] == ["0", "2", "2"] and rows["Knowledge Summarizer"] == ["2", "2", "4"]
+    assert rows["Reasoner"] == ["4", "0", "4"]  # the authors' code leaves the Reasoner's examples as they are
+
+
+def test_later_examples_know_the_entities_that_stayed():
+    names = {"Moby Dick": "Moby Dick", "the film": "Moby Dick", "Ohio": ""}
+    knowledge = format.outline_lines({"the film": ["Of 1956."], "Ohio": ["A state."], "Moby Dick": ["By Huston."]})
+    fields = format.identify_fields("Where?", knowledge, ["the film", "Ohio", "Moby Dick"], ["t1", "t2"])
+    assert gold_titles.known_by_name(fields, names) == format.identify_fields(
+        "Where?", [("Knowledge", ["Moby Dick: Of 1956. By Huston."])], ["Moby Dick"], ["t1", "t2"]
+    )
+
+
+def test_without_a_reranker_an_entity_matches_the_title_with_its_name():
+    titles = ["Moby Dick (1956 film)", "John Huston"]
+    matches = gold_titles.match_titles(["moby dick", "Huston"], titles, None)
+    assert matches == {"moby dick": (titles[0], 1.0), "Huston": None}
+
+
+def test_a_summary_without_supporting_sentences_becomes_the_gold_passage():
+    match = gold_titles.Match("John Huston", 1.0)
+    musique = GOLD.model_copy(update={"metadata": {}})
+    assert gold_titles.summarized("nothing", [MAN], musique, match) == MAN.text
+    assert gold_titles.summarized("nothing", [FILM], musique, match) == "nothing"
+
+
 def test_judge_accepts_a_correct_answer_in_other_words():
     def judging(answer: str):
         def say(prompt: str) -> str:
@@ -102,12 +176,12 @@ def test_judge_accepts_a_correct_answer_in_other_words():
         return say
 
     def counts(answer: str) -> dict[str, int]:
-        llm = kit(judging(answer))
-        return taught(llm, judge=True).counts
+        return taught(kit(judging(answer))).counts
 
     assert counts("in the state of Nevada")["right by the judge"] == 1
     assert counts("NV")["right"] == 1 and counts("NV")["right by the judge"] == 0
     assert counts("Ohio")["right by the judge"] == counts("Ohio")["right"] == 0
+    assert not taught(kit(judging("in the state of Nevada")), judge=False).records
 
 
 def test_a_role_of_the_teacher_can_have_a_model_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -137,7 +211,7 @@ def test_a_role_of_the_teacher_can_have_a_model_of_its_own(monkeypatch: pytest.M
 
 
 def test_links_entities_and_repairs_summaries():
-    outcome = taught(kit(teacher("Nevada")))
+    outcome = taught(kit(teacher("Nevada")), repair="facts")
     first, second = (format.IDENTIFY.parse(r.segments[-1].text) for r in by_task(outcome)["dualrag_identify"])
     assert first == [Entity(entity="Moby Dick", queries=["who directed it", "director"])]
     assert second == [Entity(entity="John Huston", queries=["born"])]
@@ -153,7 +227,7 @@ def test_links_entities_and_repairs_summaries():
 
 def test_drops_invented_summaries_and_writes_only_the_chosen_capabilities():
     inventing = teacher("Nevada", summary="It was directed by John Huston in Ohio in 1999.")
-    outcome = taught(kit(inventing), capabilities=["summaries"])
+    outcome = taught(kit(inventing), capabilities=["summaries"], repair="facts")
     assert by_task(outcome).keys() == {"dualrag_summarize"} and len(outcome.records) == 1
     assert [rejected.reason for rejected in outcome.rejected] == ["made up"]
 
@@ -188,7 +262,7 @@ def test_the_linker_links_entities_and_the_kits_reranker_ranks_passages(monkeypa
     linker, reranker = Constant(0.2), Constant(0.5)
     monkeypatch.setattr(dualrag, "_cross_encoder", lambda model: linker)
     llm = kit(teacher("Nevada"), reranker=reranker)
-    outcome = taught(llm, linker="l")
+    outcome = taught(llm, linker="l", repair="facts")
     assert outcome.counts["similarity 0.2"] == 2 and not outcome.rejected
     assert ("Moby Dick", " moby dick.".strip()) in [pair[::-1] for pair in linker.pairs]
     assert all("Moby Dick" in text or "John Huston" in text for _, text in reranker.pairs) and reranker.pairs
@@ -197,14 +271,14 @@ def test_the_linker_links_entities_and_the_kits_reranker_ranks_passages(monkeypa
 def test_later_prompts_have_linked_names_and_repaired_summaries():
     """The teacher names the film twice and says nothing about it."""
     silent = teacher("Nevada", summary="nothing")
-    outcome = taught(kit(silent))
+    outcome = taught(kit(silent), repair="facts")
     prompts = [record.prompt for record in by_task(outcome)["dualrag_reason"]]
     assert "Knowledge: Moby Dick: It was directed by John Huston.\n" in prompts[1]
     assert not any("moby dick." in prompt for prompt in prompts)
 
 
 def test_repairs_summaries_that_contradict_or_lack_a_gold_fact():
-    fields = format.summary_fields(QUESTION.question, "who?", "Moby Dick", [FILM, MAN])
+    fields = format.summary_fields(QUESTION.question, ["who?"], "Moby Dick", ["director"], [FILM, MAN])
 
     def repair(summary: str) -> str | None:
         return dualrag.repaired_summary(summary, fields, QUESTION)
@@ -226,7 +300,7 @@ def test_repairs_from_gold_passages_without_annotated_hops():
     )
 
     def repair(summary: str, entity: str, question: Question) -> str | None:
-        fields = format.summary_fields(QUESTION.question, "who?", entity, [film, MAN])
+        fields = format.summary_fields(QUESTION.question, ["who?"], entity, ["director"], [film, MAN])
         return dualrag.repaired_summary(summary, fields, question)
 
     assert repair("A 1956 film.", "Moby Dick", question) == "A 1956 film. It was directed by John Huston."
@@ -248,7 +322,7 @@ def test_the_reasoner_sees_a_failed_retrieval_and_asks_again():
     assert "I still need to know: Who directed Moby Dick?" in found_later[3][1]
     assert "Knowledge: Moby Dick: It was directed by John Huston.\n" in found_later[6][1]
     never = tasks({who: [], "Moby Dick": [MAN], where: [MAN]})
-    assert [task for task, _ in never] == ["reason", "identify", "summarize"] * 2
+    assert [task for task, _ in never] == ["reason", "identify", "reason", "identify", "summarize"]
 
 
 def test_hops_are_told_as_sentences():

@@ -21,7 +21,7 @@ from rag_train.errors import ServiceError, UserError
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.retrieval.index.words import indexed_text
-from rag_train.retrieval.rerank import CrossEncoderReranker, RerankedRetriever, VLLMScoreReranker, group_by_entity
+from rag_train.retrieval.rerank import CrossEncoderReranker, RerankedRetriever, VLLMScoreReranker, best_of
 from rag_train.schema import Passage
 
 Pair = tuple[str, str]
@@ -55,6 +55,7 @@ class Counting:
 
     def __init__(self, score: Callable[[str, str], float]):
         self.score = score
+        self.zero = 0.0
         self.asked: list[list[Pair]] = []
 
     def scores(self, pairs: Sequence[Pair]) -> list[float]:
@@ -144,27 +145,24 @@ def test_respects_depth_k_and_ties_and_scores_all_queries_in_one_call() -> None:
         RerankedRetriever(Fake(found=PASSAGES), Counting(lambda *_: math.nan)).search(["a"], 3)
 
 
-def test_group_by_entity_ranks_by_the_best_query() -> None:
-    fox, hen, jay, owl, cat = PASSAGES
-    table = {
-        ("where", "Fox the red fox runs"): 0.2,
-        ("when", "Fox the red fox runs"): 0.3,
-        ("where", "Hen a hen and a fox"): 0.9,
-        ("when", "Hen a hen and a fox"): 0.0,
-        ("where", "Jay blue jay"): 0.1,
-        ("when", "Jay blue jay"): 0.5,
-        ("who", "Hen a hen and a fox"): 0.4,
-        ("who", "Cat the cat"): 0.4,
-    }
-    reranker = Counting(lambda query, text: table[query, text])
-    entities = {"Bird": ["where", "when"], "Owner": ["who"], "Nobody": [], "Unfound": ["which"]}
-    found = {"where": [fox, hen], "when": [hen, jay], "who": [cat, hen], "which": [], "of no entity": [owl]}
-    groups = group_by_entity(entities, found, reranker, k=2)
-    assert list(groups) == ["Bird", "Owner", "Nobody", "Unfound"]
-    assert [(p.id, p.score) for p in groups["Bird"]] == [("1", 0.9), ("2", 0.5)]
-    assert ids(groups["Owner"]) == ["4", "1"]  # equal scores keep their order
-    assert groups["Nobody"] == groups["Unfound"] == []
-    assert sorted(reranker.asked[0]) == sorted(table) and len(reranker.asked) == 1, "each pair once, in one call"
+def test_the_best_passages_are_those_that_fit_the_entity() -> None:
+    table = {"Fox the red fox runs": 0.3, "Hen a hen and a fox": 0.9, "Jay blue jay": 0.3, "Cat the cat": -1.0}
+    reranker = Counting(lambda query, text: table.get(text, 0.0) if query == "Bird" else math.nan)
+    assert [(p.id, p.score) for p in best_of(PASSAGES, "Bird", reranker, 3)] == [("1", 0.9), ("0", 0.3), ("2", 0.3)]
+    assert len(reranker.asked) == 1 and best_of([], "Bird", reranker, 3) == []
+
+
+def test_a_floor_leaves_out_passages_with_a_raw_score_of_0_or_less() -> None:
+    table = {"Fox the red fox runs": 0.6, "Hen a hen and a fox": 0.5, "Jay blue jay": 0.0, "Cat the cat": -1.0}
+    reranker = Counting(lambda query, text: table.get(text, -2.0))
+    assert ids(best_of(PASSAGES, "Bird", reranker, 4, floor=True)) == ["0", "1"]
+    assert ids(best_of(PASSAGES, "Bird", reranker, 4)) == ["0", "1", "2", "4"]
+    reranker.zero = 0.5  # scores after a sigmoid
+    assert ids(best_of(PASSAGES, "Bird", reranker, 4, floor=True)) == ["0"]
+
+
+def test_a_cross_encoders_zero_is_that_of_its_activation(cross_encoder: CrossEncoderReranker) -> None:
+    assert cross_encoder.zero == 0.5 == VLLMScoreReranker("http://h").zero
 
 
 class Server:

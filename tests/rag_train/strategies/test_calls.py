@@ -26,7 +26,9 @@ SAID = {
     "levelrag_decompose": '["a?", "b?"]',
     "levelrag_rewrite": '["a"]',
     "qd_rag": '["a?", "b?"]',
-    "dualrag_identify": '[{"entity": "a", "queries": ["a1", "a2"]}, {"entity": "b", "queries": ["b1"]}]',
+    "dualrag_identify": [
+        f'[{{"entity": "a", "queries": ["a{i}", "a"]}}, {{"entity": "b", "queries": ["b{i}"]}}]' for i in (1, 2)
+    ],
     "planrag_plan": json.dumps(PLAN),
     "hanrag_decompose": '{"thought": "", "decomposition": ["a?", "b?"]}',
     "ircot": [" First, a.", " Then b.", " So the answer is: x."],
@@ -60,7 +62,7 @@ OWN = {
     "deeprag-retrieve": ({"subquery": 3, "retrieved": 2}, "the same"),
     "dualrag": (
         {"dualrag_reason": 3, "dualrag_identify": 2, "dualrag_summarize": 4, "dualrag_answer": 1},
-        "two rounds, each with two entities",
+        "two rounds, each with new passages of two entities",
     ),
     "hanrag": (
         {

@@ -172,7 +172,9 @@ def test_dualrag_reproduces_table_9():
         said[f"{before}Reasoner:\n"] = json.dumps({"thought": thought, "retrieve": i < 2})
         if i < 2:
             named = [{"entity": entity, "queries": queries} for entity, queries in entities[i].items()]
-            said[f"{before}Thought: {thought}\nEntities:\n"] = json.dumps(named)
+            known = f"Known entities: {json.dumps(list(entities[0]), ensure_ascii=False)}\n" if i else ""
+            told = "".join(f"Thought: {t}\n" for t in thoughts[: i + 1])
+            said[f"Question: {FILMS}\n{knowledge(i)}{known}{told}Entities:\n"] = json.dumps(named)
     for name, summary in summaries.items():
         said[f"Entity: {name}\nSummary:"] = f" {summary}\n"
     said[f"Thought: {thoughts[2]}\nAnswer:"] = " El Extraño Viaje\n"
@@ -183,26 +185,6 @@ def test_dualrag_reproduces_table_9():
     assert got.outline == {name: [summary] for name, summary in summaries.items()}
     assert got.retrievals == 7 and got.rounds == 2  # the last thought does not retrieve
     assert found.queries == [query for named in entities for queries in named.values() for query in queries]
-
-
-def test_dualrag_without_the_entity_identifier_names_no_entity():
-    said = {
-        "Knowledge: nothing\nReasoner:\n": '{"thought":"Who wrote it?","retrieve":true}',
-        "Thought: Who wrote it?\nContext: T0: Text 0.\nSummary:": " Ada wrote it.\n",
-        "Knowledge: Ada wrote it.\nThought: Who wrote it?\nReasoner:\n": '{"thought":"Ada.","retrieve":false}',
-        "Answer:": " Ada\n",
-    }
-    found = Found(PASSAGES)
-    got = answer("dualrag,identifier=false", kit(Replay(said), found, passages=1), "Who?")
-    assert found.queries == ["Who wrote it?"] and got.answer == "Ada"
-
-
-def test_dualrag_searches_although_its_first_thought_does_not_parse():
-    """E6: a thought that was cut at its limit ended in an answer without a search."""
-    llm = Says(lambda prompt: " Ada\n" if prompt.endswith("Answer:") else '{"thought":"Who wrote')
-    found = Found(PASSAGES)
-    got = answer("dualrag", kit(llm, found), "Who?")
-    assert found.queries == ["Who?"] and got.answer == "Ada" and got.unparsed
 
 
 def hanrag(said: dict[str, str], question: str) -> Trajectory:
