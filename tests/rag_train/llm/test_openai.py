@@ -376,9 +376,11 @@ def test_calls_go_to_the_replica_with_the_fewest_calls(model: str):
         for i in range(5):  # in sequence
             await engine.complete(str(i), Sampling())
         assert prompts(idle, model) == ["0", "1", "2", "3", "4"]
+        idle.script = slow
         many = [asyncio.create_task(engine.complete("x", Sampling())) for _ in range(20)]
-        await asyncio.sleep(0.05)
-        assert [len(replica.in_flight) for replica in engine._replicas.all] == [3, 3]  # at most 6 in total
+        while len(busy.asked) + len(idle.asked) < 1 + 5 + 5:  # until 6 calls are in flight, the most
+            await asyncio.sleep(0.01)
+        assert [len(replica.in_flight) for replica in engine._replicas.all] == [3, 3]
         end.set()
         await asyncio.gather(held, *many)
         assert len(busy.asked) + len(idle.asked) == 26
