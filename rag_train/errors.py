@@ -78,4 +78,5 @@ def install_command(extra: str = "") -> str:
 
 def not_installed(error: ImportError, extra: str = "retrieval") -> UserError:
     """Return the error to raise if a package of the optional ``extra`` cannot be imported."""
-    return UserError(f"{error.name} is not installed; run {install_command(extra)}")
+    problem = f"{error.name} is not installed" if error.name else f"a package does not fit the others ({error})"
+    return UserError(f"{problem}; run {install_command(extra)}")

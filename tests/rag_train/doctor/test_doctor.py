@@ -131,6 +131,12 @@ def test_what_to_install_is_the_source_or_the_released_package(tmp_path: Path, m
     assert errors.install_command("cpu") == 'pip install "rag-train[cpu]"'
 
 
+def test_a_package_that_cannot_be_imported_is_not_called_missing():
+    assert str(errors.not_installed(ModuleNotFoundError(name="faiss"))).startswith("faiss is not installed; ")
+    told = str(errors.not_installed(ImportError("undefined symbol: _ZN5faiss")))
+    assert told.startswith("a package does not fit the others (undefined symbol: _ZN5faiss); run pip install")
+
+
 def test_examination_goes_on_past_what_is_broken(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(examination, "import_problem", lambda module: "ImportError: no")
     monkeypatch.setattr(examination.machine, "processor", lambda: 1 / 0)
