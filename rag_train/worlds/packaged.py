@@ -6,7 +6,6 @@ package, and its weights are saved as a checkpoint directory that transformers, 
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
