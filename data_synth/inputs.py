@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rag_train.errors import UserError, masked
+from rag_train.formats.instructions import OURS
 from rag_train.identity import code, files, model_or_service
 from rag_train.llm.engines import EngineConfig
 from rag_train.llm.engines import identity as engine_identity
@@ -85,7 +86,8 @@ def identifying_settings(recipe: Any, retriever: Any, *makers: Any) -> dict[str,
     records, whose code and prompts count. Raises UserError if a file of held-out questions cannot be read.
     """
     settings = _without_secrets(asdict(recipe))
-    settings |= {"retriever": retriever, "code": code(*makers)}
+    settings |= {"retriever": retriever, "code": code(*makers, instructions=recipe.given or OURS)}
+    del settings["prompts"]  # the code's identity has their contents
     if settings.get("held_out"):
         settings["held_out_contents"] = files(recipe.held_out)
     if settings.get("model"):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from rag_train.questions.hops import fold, mentions
-from rag_train.schema import SFTRecord
+from rag_train.schema import PreferencePair, SFTRecord
 
 FIXED = {
     *("a", "b", "c", "yes", "no", "true", "false", "nothing"),
@@ -30,7 +30,7 @@ def unknown(record: SFTRecord) -> list[str]:
     """
     if record.source != "gold":
         return []
-    known = without_instruction(record.prompt)
+    known = without_instruction(record)
     return [part for text in targets(record) for part in _parts(text) if not mentions(known, part)]
 
 
@@ -44,9 +44,10 @@ def targets(record: SFTRecord) -> Iterator[str]:
             yield text
 
 
-def without_instruction(prompt: str) -> str:
-    """Return the prompt without its instruction, which ends with a blank line."""
-    return prompt.rpartition("\n\n")[2]
+def without_instruction(record: SFTRecord | PreferencePair) -> str:
+    """Return the record's prompt without its instruction, which ends with a blank line; a whole prompt has none."""
+    whole = isinstance(record, SFTRecord) and record.whole_prompt
+    return record.prompt if whole else record.prompt.rpartition("\n\n")[2]
 
 
 def strings(text: str) -> Iterator[str]:

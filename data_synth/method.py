@@ -6,13 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from pydantic import FilePath
+from pydantic import DirectoryPath, FilePath
 
 from rag_train.data_synth.inputs import check_unique_ids, identifying_settings
 from rag_train.data_synth.leakage import Leak, keep_out
+from rag_train.errors import UserError
+from rag_train.formats.instructions import Given, given
 from rag_train.jobs.items import WHOLE, Outcome, Shard, Summary, run
 from rag_train.recipe import Count
 from rag_train.schema import Record
@@ -28,6 +31,21 @@ class SynthesisRecipe:
     """Seed of all that is drawn at random, such as the sample of questions."""
     instructions: bool = True
     """Begin each prompt with the instruction of its method or module; false for models trained without it."""
+    prompts: DirectoryPath | None = None
+    """Directory of files in place of the package's instructions, by name; null: those of the package. `rag-train
+    prompts` lists and copies them."""
+
+    def __post_init__(self) -> None:
+        """Read the user's files, so that their mistakes show before a model is opened."""
+        try:
+            given(self.instructions, self.prompts)
+        except UserError as error:
+            raise UserError(f"prompts: {error}") from error
+
+    @cached_property
+    def given(self) -> Given:
+        """The instructions that prompts begin with."""
+        return given(self.instructions, self.prompts)
 
 
 @dataclass(frozen=True, kw_only=True)

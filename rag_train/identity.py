@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from rag_train.errors import UserError, masked
-from rag_train.formats.prompting import instruction
+from rag_train.formats.instructions import OURS, Instructions
 from rag_train.jobs.files import sha256
 from rag_train.llm.hub import commit_of, is_hub_name
 from rag_train.package_files import packaged
@@ -33,7 +33,6 @@ _TEXT = re.compile(
 _MODULE = re.compile(r"\d+_\w+")
 """Folders of the modules of a sentence-transformers model, such as ``1_Pooling``."""
 _PACKAGE = "rag_train"
-_PROMPTS = Path(__file__).parent / "prompts"
 _APART = {
     f"{_PACKAGE}.{name}"
     for name in (
@@ -139,12 +138,12 @@ _read: dict[Path, tuple[Any, _Source]] = {}
 """What was read of each module, and the specification that the module was loaded by: another one after a reload."""
 
 
-def code(*makers: Any) -> str:
+def code(*makers: Any, instructions: Instructions = OURS) -> str:
     """Return a hash of the code by which ``makers`` work: classes, functions or modules.
 
-    It covers their modules, all modules of this package that these import, directly or not, and the prompts that
-    the modules name. Makers of other packages bring the modules that lie beside them. Comments and layout do not
-    count.
+    It covers their modules, all modules of this package that these import, directly or not, and those of the
+    ``instructions`` that the modules name. Makers of other packages bring the modules that lie beside them.
+    Comments and layout do not count.
 
     Raises UserError if a maker is not in a file.
     """
@@ -166,8 +165,8 @@ def code(*makers: Any) -> str:
         read[name] = source.text
         named |= source.constants
         waiting += ((each, path) for each in source.imports if (path := _found(each, roots)))
-    prompts = {path.stem: instruction(path.stem) for path in _PROMPTS.glob("*.txt") if path.stem in named}
-    return hashlib.sha256(json.dumps([sorted(read.items()), sorted(prompts.items())]).encode()).hexdigest()
+    texts = [(each.name, each.text, each.own) for name, each in sorted(instructions.items()) if name in named]
+    return hashlib.sha256(json.dumps([sorted(read.items()), texts]).encode()).hexdigest()
 
 
 def _module(maker: Any) -> tuple[str, Path | None]:

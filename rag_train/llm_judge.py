@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from typing import Literal
 
-from rag_train.formats.prompting import as_turn, instruction
-from rag_train.formats.tasks import Task
+from rag_train.formats.instructions import OURS, Instructions
+from rag_train.formats.prompting import as_turn
+from rag_train.formats.tasks import Task, user_turn
 from rag_train.llm.base import LLM
 from rag_train.llm.call_log import CallLog
 from rag_train.schema import Record
@@ -27,7 +28,7 @@ class JudgeInput(Record):
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
 
-async def verdict(log: CallLog, llm: LLM, answer: JudgeInput) -> bool | None:
+async def verdict(log: CallLog, llm: LLM, answer: JudgeInput, instructions: Instructions = OURS) -> bool | None:
     """Ask ``llm`` whether the answer is right; return None if its reply is neither yes nor no, or cut.
 
     The engine calls are made through ``log``, which has to be a log of ``llm``.
@@ -37,6 +38,8 @@ async def verdict(log: CallLog, llm: LLM, answer: JudgeInput) -> bool | None:
         ("Accepted answer", answer.answers),
         ("Prediction", answer.prediction),
     ]
-    prompt = as_turn(llm.tokenizer, f"{instruction(JUDGE.name)}\n\n{JUDGE.body(fields)}") + JUDGE.lead
-    reply = JUDGE.parse((await log.complete(JUDGE.name, prompt, JUDGE.sampling())).whole)
+    instruction = instructions[JUDGE.name]
+    lead = "" if instruction.whole else JUDGE.lead
+    prompt = as_turn(llm.tokenizer, user_turn(instructions, JUDGE.name, fields)) + lead
+    reply = JUDGE.parse((await log.complete(JUDGE.name, prompt, JUDGE.sampling(instruction))).whole)
     return None if reply is None else reply == "yes"

@@ -235,6 +235,8 @@ class SFTRecord(Record):
     """Whether the text ends after the completion; if not, no end-of-text token is trained."""
     chat: bool = True
     """Whether the prompt goes into the model's chat template; false for formats that have their own turns."""
+    whole_prompt: bool = False
+    """Whether the prompt is a user's text with fields; if not, a blank line parts instruction and fields."""
 
 
 class PreferencePair(Record):

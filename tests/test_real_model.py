@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import pytest
 from support.training import pair, sft_record, write
 
-from rag_train.formats.prompting import as_turn, task_prompt
+from rag_train.formats.deeprag import question_prompt
+from rag_train.formats.prompting import as_turn
 from rag_train.llm.base import Completion, Sampling
 from rag_train.llm.checkpoint import encode, load_tokenizer
 from rag_train.llm.transformers import TransformersEngine
@@ -39,7 +40,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.real, pytest.mar
 
 T = TypeVar("T")
 
-PROMPT = task_prompt("Where was the maker of film 3 born?")
+PROMPT = question_prompt("Where was the maker of film 3 born?")
 MOST_CALLS = 3
 """Budget of a question, because a call takes long on a CPU."""
 

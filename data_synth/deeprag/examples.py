@@ -11,7 +11,8 @@ from typing import Literal
 
 from rag_train.data_synth.deeprag.search import Node, SearchResult, leaves, nodes
 from rag_train.formats import deeprag, reader
-from rag_train.formats.prompting import instruction
+from rag_train.formats.instructions import OURS, Given
+from rag_train.formats.tasks import user_turn
 from rag_train.schema import Decision, Passage, PreferencePair, Question, SFTRecord, Step
 
 PairVariant = Literal["optimal", "all_nodes", "sentence_wise"]
@@ -36,7 +37,7 @@ def sft_record(question: Question, prompt: str, result: SearchResult) -> SFTReco
 
 
 def chain_record(
-    question: Question, result: SearchResult, passages: Sequence[Passage], *, instructions: bool = True
+    question: Question, result: SearchResult, passages: Sequence[Passage], *, instructions: Given = OURS
 ) -> SFTRecord | None:
     """Make an example of chain of thought from the kept trajectory (CoT*; with passages CoT-Retrieve*).
 
@@ -46,10 +47,10 @@ def chain_record(
     if node is None or node.answer is None:
         return None
     thought = " ".join(step.answer for step in node.steps) or node.answer
-    prompt, *rest = reader.render(question.question, node.answer, passages, reasoning=thought)
+    _, *rest = reader.render(question.question, node.answer, passages, reasoning=thought)
     return SFTRecord(
         id=question.id,
-        prompt=(f"{instruction('cot')}\n\n" if instructions else "") + prompt.text,
+        prompt=user_turn(instructions, "cot", reader.fields(question.question, passages)),
         completion="".join(segment.text for segment in rest),
         segments=rest,
         answer=node.answer,

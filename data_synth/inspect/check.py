@@ -141,11 +141,11 @@ def text_lines(record: Record) -> Iterator[str]:
     match record:
         case SFTRecord():
             texts = [
-                without_instruction(record.prompt),
+                without_instruction(record),
                 *(segment.text for segment in record.segments if segment.trained),
             ]
         case PreferencePair():
-            texts = [without_instruction(record.prompt)]
+            texts = [without_instruction(record)]
         case Trajectory():
             texts = [record.question, *(step.subquery for step in record.steps)]
     for line in (line for text in texts for line in text.splitlines()):

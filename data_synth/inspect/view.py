@@ -84,7 +84,7 @@ def _title(record: Record) -> str:
         case Trajectory() | Question():
             return record.question
         case SFTRecord() | PreferencePair():
-            lines = [line.partition(": ") for line in without_instruction(record.prompt).split("\n")]
+            lines = [line.partition(": ") for line in without_instruction(record).split("\n")]
             asked = [text for label, _, text in lines if label in ("Question", "Query")]
             return [*asked, lines[0][2]][0] or record.id
         case Rejected():

@@ -121,7 +121,7 @@ class CompoundData(Method[CompoundRecipe, Entity]):
         index = load_index(recipe.index)
         drawn = entities(index.passages, recipe)
         async with open_engine(recipe.model, recipe.engine) as llm:
-            yield cls(recipe, drawn, Kit(llm, AsyncRetriever(index), recipe.documents, recipe.instructions))
+            yield cls(recipe, drawn, Kit(llm, AsyncRetriever(index), recipe.documents, recipe.given))
 
     async def outcome(self, entity: Entity, /) -> Outcome:
         # The run makes and records the teacher's calls; no question is answered.

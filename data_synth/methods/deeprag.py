@@ -107,15 +107,14 @@ class DeepRAGData(Method[DeepRAGRecipe, Question]):
     async def outcome(self, question: Question, /) -> Outcome:
         """Search the question's tree, or make its cold-start examples."""
         recipe = self.recipe
-        own = ["deeprag"] if recipe.instructions else []
-        prompt = task_prompt(question.question, *own)
+        prompt = searched = task_prompt(question.question, recipe.given, "deeprag")
         if recipe.stage == "cold_start":
             return _cold_start_outcome(question, *await self._cold_start.examples(question, prompt))
         whole_tree = recipe.stage == "pairs" and recipe.pairs != "optimal"
         search = self._searcher.explore if whole_tree else self._searcher.search
-        if own and recipe.stage != "pairs":  # as in the release, whose records have the instruction alone
-            own = [*own, "deeprag_examples"]
-        result = await search(question, task_prompt(question.question, *own))
+        if recipe.stage != "pairs":  # as in the release, whose records have the instruction alone
+            searched = task_prompt(question.question, recipe.given, "deeprag", "deeprag_examples")
+        result = await search(question, searched)
         if recipe.stage == "pairs":
             records = preference_pairs(question, prompt, result, recipe.pairs)
         elif recipe.stage == "sft":
@@ -123,7 +122,7 @@ class DeepRAGData(Method[DeepRAGRecipe, Question]):
         else:
             read = recipe.stage == "cot_retrieve"
             passages = await self.retriever.search(question.question, recipe.search.passages) if read else []
-            records = [chain_record(question, result, passages, instructions=recipe.instructions)]
+            records = [chain_record(question, result, passages, instructions=recipe.given)]
         return _search_outcome(question, result, [record for record in records if record])
 
 

@@ -28,8 +28,9 @@ from rag_train.data_synth.modules.method import ModuleMethod, TeacherRecipe
 from rag_train.formats import dualrag, planrag
 from rag_train.formats.deeprag import one_line
 from rag_train.formats.dualrag import Entity, Outline, Reasoning
+from rag_train.formats.instructions import OURS, Given
 from rag_train.formats.planrag import PlanError
-from rag_train.formats.tasks import Fields
+from rag_train.formats.tasks import Fields, body
 from rag_train.jobs.items import Outcome, Rejected, Summary, cost
 from rag_train.llm.call_log import CallLog
 from rag_train.llm_judge import JudgeInput, verdict
@@ -115,7 +116,7 @@ def rounds(question: Question) -> list[list[int]]:
 
 
 def gold_records(
-    question: Question, passages_by_query: Mapping[str, list[Passage]], *, instructions: bool = True
+    question: Question, passages_by_query: Mapping[str, list[Passage]], *, instructions: Given = OURS
 ) -> list[SFTRecord]:
     """Make examples of all modules; ``passages_by_query`` has the passages of each hop's subquery and entity.
 
@@ -144,7 +145,7 @@ def gold_records(
 class _Writer:
     """The state of DualRAG's loop on one question with annotated hops, and the examples made on the way."""
 
-    def __init__(self, question: Question, passages: Mapping[str, list[Passage]], instructions: bool):
+    def __init__(self, question: Question, passages: Mapping[str, list[Passage]], instructions: Given):
         self.examples = Examples(question, instructions)
         self._question = question
         self._passages = passages
@@ -183,7 +184,7 @@ class _Writer:
     def end(self, found: Sequence[GoldStep]) -> None:
         """Write the last thought and the answer, if the answer can be known by now."""
         answer = self._question.answers[0]
-        if fold(answer) not in FIXED and not mentions(dualrag.ANSWER.body(self._state()), answer):
+        if fold(answer) not in FIXED and not mentions(body(self._state()), answer):
             return
         last = f"Nothing is missing, the answer is {answer}."
         self._think(" ".join([*map(statement, found), last]), False, "end")
@@ -441,7 +442,7 @@ class DualRAGData(ModuleMethod[DualRAGRecipe]):
         if self.teacher:
             return await self._taught(question, self.teacher)
         passages_by_query = await retrieved(self.retriever, question, self.recipe.passages, entities=True)
-        records = gold_records(question, passages_by_query, instructions=self.recipe.instructions)
+        records = gold_records(question, passages_by_query, instructions=self.recipe.given)
         chosen = [record for record in records if TASKS[record.task] in self.recipe.capabilities]
         return gold_outcome(question, chosen, "not usable" if subjects_known(question) else "hop without a subject")
 
@@ -481,7 +482,7 @@ class DualRAGData(ModuleMethod[DualRAGRecipe]):
                 continue
             same = (done.fields, done.answer) == (ask.fields, wrote)
             counts[f"{TASKS[ask.task.name]} {'raw' if same else 'processed'}"] += 1
-            more: dict[str, Any] = {"source": "teacher", "instructions": recipe.instructions}
+            more: dict[str, Any] = {"source": "teacher", "instructions": recipe.given}
             records.append(task_record(ask.task, done.fields, done.answer, id=id, **more))
         return Outcome(records, counts, rejected)
 
@@ -561,4 +562,4 @@ async def _judged(question: Question, trajectory: Trajectory, teacher: Kit) -> b
         return False
     given = JudgeInput(question=question.question, answers=question.answers, prediction=trajectory.answer)
     judge = teacher.models.get(JUDGE, teacher.llm)
-    return bool(await verdict(CallLog(judge, trajectory.calls), judge, given))
+    return bool(await verdict(CallLog(judge, trajectory.calls), judge, given, teacher.instructions or OURS))

@@ -30,6 +30,7 @@ from rag_train.data_synth.modules.method import ModuleMethod, TeacherRecipe
 from rag_train.errors import UserError
 from rag_train.formats import hanrag
 from rag_train.formats.hanrag import Decomposition, Route
+from rag_train.formats.instructions import OURS, Given
 from rag_train.jobs.items import Outcome, Rejected, cost
 from rag_train.questions.load import StoredQuestions
 from rag_train.recipe import Count
@@ -95,7 +96,7 @@ def gold_records(
     question: Question,
     passages_by_query: Mapping[str, list[Passage]],
     *,
-    instructions: bool = True,
+    instructions: Given = OURS,
     routed: Collection[str] | None = None,
     judged: Mapping[int, Sequence[str | None] | None] | None = None,
 ) -> list[SFTRecord]:
@@ -239,7 +240,7 @@ class HANRAGData(ModuleMethod[HANRAGRecipe]):
         records = gold_records(
             question,
             passages_by_query,
-            instructions=recipe.instructions,
+            instructions=recipe.given,
             routed=question.metadata[ROUTED],
             judged=judged,
         )

@@ -56,7 +56,7 @@ class RouterTest(Method[RouterTestRecipe, Question]):
         yield cls(recipe, routed(recipe))
 
     async def outcome(self, question: Question, /) -> Outcome:
-        examples = Examples(question, self.recipe.instructions)
+        examples = Examples(question, self.recipe.given)
         route = question.metadata[ROUTE]
         examples.add(hanrag.ROUTE, hanrag.query_fields(question.question), route)
         return Outcome(examples, {route: 1})

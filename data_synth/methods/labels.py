@@ -139,7 +139,7 @@ class LabelsMethod(Method[R, Labelled]):
             return Outcome([], {}, [Rejected(id=question.id, reason=question.refused, text=question.question)])
         records, counts = [], Counter[str]()
         for place, task, text, label in self.labels(question):
-            id, fields, instructions = f"{question.id}{place}", [("Question", text)], self.recipe.instructions
+            id, fields, instructions = f"{question.id}{place}", [("Question", text)], self.recipe.given
             records.append(task_record(task, fields, label, id=id, source="search", instructions=instructions))
             counts[self._class(task, label)] += 1
         return Outcome(records, counts)

@@ -20,13 +20,14 @@ from rag_train.data_synth.modules.examples import (
 )
 from rag_train.data_synth.modules.method import GoldRecipe, ModuleMethod
 from rag_train.formats import levelrag
+from rag_train.formats.instructions import OURS, Given
 from rag_train.jobs.items import Outcome
 from rag_train.questions.hops import fold, mentions
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord
 
 
 def gold_records(
-    question: Question, passages_by_query: Mapping[str, list[Passage]], *, instructions: bool = True
+    question: Question, passages_by_query: Mapping[str, list[Passage]], *, instructions: Given = OURS
 ) -> list[SFTRecord]:
     """Make examples of the high-level and low-level actions.
 
@@ -88,7 +89,7 @@ class LevelRAGData(ModuleMethod[GoldRecipe]):
 
     async def outcome(self, question: Question, /) -> Outcome:
         passages_by_query = await retrieved(self.retriever, question, self.recipe.passages)
-        records = gold_records(question, passages_by_query, instructions=self.recipe.instructions)
+        records = gold_records(question, passages_by_query, instructions=self.recipe.given)
         return gold_outcome(
             question, records, "not usable" if subjects_known(question) else "hop without a subject"
         )

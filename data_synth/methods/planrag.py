@@ -22,6 +22,7 @@ from rag_train.data_synth.modules.examples import (
 from rag_train.data_synth.modules.method import ModuleMethod, TeacherRecipe
 from rag_train.formats import planrag
 from rag_train.formats.deeprag import one_line
+from rag_train.formats.instructions import OURS, Given
 from rag_train.formats.planrag import Draft, PlanError, Response
 from rag_train.jobs.items import Outcome, Rejected, cost
 from rag_train.schema import Passage, Plan, Question, SFTRecord
@@ -51,7 +52,7 @@ def plan_from_gold(question: Question) -> Plan:
 
 
 def gold_records(
-    question: Question, passages_by_query: Mapping[str, list[Passage]], *, instructions: bool = True
+    question: Question, passages_by_query: Mapping[str, list[Passage]], *, instructions: Given = OURS
 ) -> list[SFTRecord]:
     """Make examples of all three modules.
 
@@ -126,7 +127,7 @@ class PlanRAGData(ModuleMethod[TeacherRecipe]):
         if not question.decomposition:  # without annotations, which differs from a question with the empty plan
             return gold_outcome(question, [])
         passages = await retrieved(self.retriever, question, self.recipe.passages)
-        made = gold_outcome(question, gold_records(question, passages, instructions=self.recipe.instructions))
+        made = gold_outcome(question, gold_records(question, passages, instructions=self.recipe.given))
         if made.records:
             made.counts[f"depth {planrag.depth(plan_from_gold(question))}"] = 1
         return made
@@ -134,8 +135,8 @@ class PlanRAGData(ModuleMethod[TeacherRecipe]):
     async def _planned(self, question: Question, teacher: Kit) -> Outcome:
         task, fields = planrag.PLAN, planrag.plan_fields(question.question)
         run = Run(PlanRAG(teacher, max_tokens=self.recipe.max_tokens), question)
-        prompt = run.prompt(task.name, task.body(fields), task.lead)
-        completion = await run.complete(task.name, prompt, task.sampling())
+        prompt = run.prompt(task.name, fields, task.lead)
+        completion = await run.complete(task.name, prompt, task.sampling(run.instruction(task.name)))
         counts = Counter(cost(run.calls))
         try:
             written = planrag.read_drafts(completion.whole)
@@ -155,6 +156,6 @@ class PlanRAGData(ModuleMethod[TeacherRecipe]):
             with suppress(PlanError):
                 counts["edits from gold"] += edit_distance(plan, plan_from_gold(question))
                 counts["compared with gold"] += 1
-        instructions = self.recipe.instructions
+        instructions = self.recipe.given
         record = task_record(task, fields, drafts, id=question.id, source="teacher", instructions=instructions)
         return Outcome([record], counts)

@@ -13,7 +13,9 @@ from itertools import takewhile
 from rag_train.data_synth.methods.planrag import plan_from_gold
 from rag_train.data_synth.modules.examples import Examples, found_or_known, says
 from rag_train.formats import deeprag, planrag, reader
+from rag_train.formats.instructions import OURS, Given
 from rag_train.formats.planrag import PlanError, Response
+from rag_train.formats.tasks import body
 from rag_train.schema import GoldStep, Passage, Question, SFTRecord
 from rag_train.strategies.base import interleave
 from rag_train.strategies.baselines import (
@@ -35,7 +37,7 @@ from rag_train.strategies.baselines import (
 
 
 def gold_records(
-    question: Question, passages_by_query: Mapping[str, list[Passage]], *, instructions: bool = True
+    question: Question, passages_by_query: Mapping[str, list[Passage]], *, instructions: Given = OURS
 ) -> list[SFTRecord]:
     """Make examples of `Run.read` and of the baselines' modules.
 
@@ -204,24 +206,24 @@ def _react(out: Examples, question: Question, passages_by_query: Mapping[str, li
 
 
 def _auto_rag(out: Examples, question: Question, passages_by_query: Mapping[str, list[Passage]]) -> None:
-    passages: list[Passage] = []
-    thoughts: list[str] = []
+    found: dict[str, Passage] = {}
+    segments = [(deeprag.question_prompt(question.question), False)]
     thought = "I search for the first part."
-
-    def add_move(place: int | str, **target: str) -> None:
-        fields = [("Question", question.question), ("Context", passages), ("Thought", list(thoughts))]
-        out.add(auto_rag.MOVE, fields, auto_rag.Move(thought=thought, **target), place)
-
     for i, step in enumerate(question.decomposition):
-        add_move(i, query=step.subquery)
-        thoughts.append(thought)
-        passages = interleave([passages, passages_by_query[step.subquery]])
         if step.known:
-            out.add(auto_rag.DOCUMENT, [("Query", step.subquery)], step.answer, i)
-        if not found_or_known(passages, step):
+            lines = body([("Question", question.question), ("Query", step.subquery)])
+            document = [(lines, False), (auto_rag.DOCUMENT.lead, False), (f" {step.answer}\n", True)]
+            out.write(auto_rag.DOCUMENT.name, document, i, chat=False)
+        more = [passage for passage in passages_by_query[step.subquery] if passage.id not in found]
+        new = more[: auto_rag.AutoRAG.passages]
+        found |= {passage.id: passage for passage in new}
+        segments.append((f"{thought} {auto_rag.QUERY} {step.subquery}\n", True))
+        segments.append((f"{auto_rag.retrieved(i + 1, new)}\n", False))
+        if not found_or_known(list(found.values()), step):
             return
         thought = step.answer
-    add_move("end", answer=question.answers[0])
+    segments.append((f"{thought} {auto_rag.FINAL} {question.answers[0]}\n", True))
+    out.write("auto_rag", segments, "end", chat=False)
 
 
 def _metarag(out: Examples, question: Question, first: list[Passage]) -> None:

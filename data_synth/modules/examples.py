@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from rag_train.data_synth.knowable import unknown
-from rag_train.formats.prompting import instruction
-from rag_train.formats.tasks import Fields, Task
+from rag_train.formats.instructions import OURS
+from rag_train.formats.tasks import Fields, Given, Task, user_turn
 from rag_train.jobs.items import Outcome, Rejected
 from rag_train.questions.hops import is_shorthand, mentions
 from rag_train.retrieval.batching import AsyncRetriever
@@ -17,31 +17,32 @@ from rag_train.strategies.base import Run
 
 
 def task_record(
-    task: Task, fields: Fields, answer: Any, *, id: str, source: str, instructions: bool = True
+    task: Task, fields: Fields, answer: Any, *, id: str, source: str, instructions: Given = OURS
 ) -> SFTRecord:
     """Return the training record of ``task`` for ``fields``: its prompt, and ``answer`` as the trained completion.
 
     Raises ValueError if ``answer`` does not have the task's type.
     """
-    head = f"{instruction(task.name)}\n\n" if instructions else ""
-    segments = [
-        Segment(text=task.lead, trained=False),
-        Segment(text=task.completion(answer), trained=True),
-    ]
+    completion = Segment(text=task.completion(answer), trained=True)
+    if whole := bool(instructions and instructions[task.name].whole):
+        segments = [completion.model_copy(update={"text": completion.text.lstrip()})]
+    else:
+        segments = [Segment(text=task.lead, trained=False), completion]
     return SFTRecord(
         id=f"{id}/{task.name}",
-        prompt=head + task.body(fields),
+        prompt=user_turn(instructions, task.name, fields),
         completion="".join(segment.text for segment in segments),
         segments=segments,
         source=source,
         task=task.name,
+        whole_prompt=whole,
     )
 
 
 class Examples(list[SFTRecord]):
     """The training records of one question; their source is ``gold``, the annotations, by default."""
 
-    def __init__(self, question: Question, instructions: bool):
+    def __init__(self, question: Question, instructions: Given):
         super().__init__()
         self._question = question
         self._instructions = instructions

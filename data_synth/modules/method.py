@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from rag_train.data_synth.inputs import identity_of_roles, read_questions
 from rag_train.data_synth.method import Method, QuestionsRecipe
+from rag_train.formats.instructions import OURS, Given
 from rag_train.llm.engines import EngineConfig
 from rag_train.recipe import Count
 from rag_train.retrieval.batching import AsyncRetriever
@@ -46,7 +47,7 @@ class GoldRecords(Protocol):
     """Makes a question's examples from its annotations, given the passages found for each query."""
 
     def __call__(
-        self, question: Question, passages_by_query: Mapping[str, list[Passage]], *, instructions: bool = True
+        self, question: Question, passages_by_query: Mapping[str, list[Passage]], *, instructions: Given = OURS
     ) -> list[SFTRecord]: ...
 
 
@@ -87,6 +88,7 @@ class ModuleMethod(Method[R, Question]):
             engine=recipe.engine,
             passages=recipe.passages,
             instructions=recipe.instructions,
+            prompts=recipe.prompts,
         )
 
     @classmethod

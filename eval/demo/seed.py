@@ -17,6 +17,7 @@ from rag_train.eval.demo.results import Curve, Series
 from rag_train.eval.demo.world import Known, open_world
 from rag_train.eval.matrix.answers import Answers, needs_attention
 from rag_train.eval.metrics.summary import RunSummary, summarize
+from rag_train.formats.instructions import OURS, Given
 from rag_train.llm.base import LLM
 from rag_train.llm.checkpoint import base_of, check_adapter
 from rag_train.llm.engines import Adapted
@@ -113,10 +114,8 @@ class Seed:
                 asked = self.world.asked[: (sample or {}).get(name)]
                 kept = Answers(self.folder / "answers", strategy, {"weights": weights_sha256(str(model))})
 
-                def kit(llm: LLM, name: str = name) -> Kit:
-                    return Kit(
-                        llm, self.retriever, passages, instructions=name in instructed, retrievers=self.retrievers
-                    )
+                def kit(llm: LLM, given: Given = name in instructed and OURS) -> Kit:
+                    return Kit(llm, self.retriever, passages, instructions=given, retrievers=self.retrievers)
 
                 if needs_attention(strategy) and kept.missing(asked):
                     base, adapter = base_of(str(model))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rag_train.errors import UserError
+from rag_train.formats.instructions import OURS, Instructions
 from rag_train.identity import code
 from rag_train.jobs.files import read_records, write_records
 from rag_train.jobs.items import UNFIT, Outcome, cost, reason_of, run
@@ -26,14 +27,16 @@ class Answers:
     again.
     """
 
-    def __init__(self, folder: Path, strategy: str, settings: Mapping[str, Any]):
+    def __init__(self, folder: Path, strategy: str, settings: Mapping[str, Any], instructions: Instructions = OURS):
         """Open the stored answers below ``folder``.
 
-        ``settings`` is all that the answers depend on besides the strategy, such as model and index; JSON values.
-        The progress bar shows ``settings["questions"]``, the name of the question set, if it is there.
+        ``settings`` is all that the answers depend on besides the strategy and the kit's ``instructions``, such as
+        model and index; JSON values. The progress bar shows ``settings["questions"]``, the name of the question
+        set, if it is there.
         """
         self.strategy = strategy
-        self.settings = {**settings, "strategy": strategy, "code": code(parse_strategy(strategy)[0])}
+        version = code(parse_strategy(strategy)[0], instructions=instructions)
+        self.settings = {**settings, "strategy": strategy, "code": version}
         self.folder = folder / settings_hash(self.settings, 16)
         self._stored: dict[str, Trajectory] = {}
         for question_file in sorted(self.folder.glob("*.questions.jsonl")):
@@ -85,7 +88,7 @@ class Answers:
                 raise
             return Outcome([trajectory], cost(trajectory.calls))
 
-        settings = self.settings | {"passages": kit.passages, "instructions": kit.instructions}
+        settings = self.settings | {"passages": kit.passages, "instructions": bool(kit.instructions)}
         label = " on ".join(filter(None, (self.strategy, self.settings.get("questions"))))
         proven = any(trajectory.error is None for trajectory in self._stored.values())
         await run(questions, work, output, settings, label=label, proven=proven)

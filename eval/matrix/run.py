@@ -23,6 +23,7 @@ from rag_train.errors import UserError
 from rag_train.eval.matrix.answers import Answers, digest
 from rag_train.eval.matrix.cell import Cell, CellName
 from rag_train.eval.matrix.store import check_cell, write_cell, write_matrix
+from rag_train.formats.instructions import OURS
 from rag_train.identity import code
 from rag_train.jobs.items import OpenItems
 from rag_train.provenance import settings_hash
@@ -121,8 +122,9 @@ def stores(
 ) -> dict[tuple[str, str], Answers]:
     """Return the stored answers of the model of ``config``, by strategy and retriever."""
     settings = {name: config.identity | {"retrievers": identities(each)} for name, each in retrievers.items()}
+    given = config.given or OURS
     return {
-        (strategy, name): Answers(output / "answers", strategy, of)
+        (strategy, name): Answers(output / "answers", strategy, of, given)
         for strategy in strategies
         for name, of in settings.items()
     }
@@ -137,7 +139,10 @@ def settings_of_watch(
     """Return a hash of all that the scores of a model depend on, besides the model."""
     settings = {
         "kit": config.of_any_model,
-        "strategies": [[strategy, code(parse_strategy(strategy)[0])] for strategy in strategies],
+        "strategies": [
+            [strategy, code(parse_strategy(strategy)[0], instructions=config.given or OURS)]
+            for strategy in strategies
+        ],
         "datasets": {name: digest(questions) for name, questions in datasets.items()},
         "retrievers": {name: identities(each) for name, each in retrievers.items()},
     }

@@ -13,7 +13,7 @@ from pathlib import Path
 from rag_train.eval.matrix.answers import digest
 from rag_train.eval.matrix.cell import Cell, load_matrix
 from rag_train.eval.matrix.store import read_cell, rescore, write_matrix
-from rag_train.formats.prompting import instruction
+from rag_train.formats.instructions import OURS
 from rag_train.identity import code
 from rag_train.jobs.files import read_records
 from rag_train.jobs.items import UNFIT, Outcome, cost, reason_of, run
@@ -83,7 +83,7 @@ async def judge_answers(llm: LLM, answers: Sequence[JudgeInput], output: Path, p
             raise
         return Outcome([JudgeVerdict(digest=answer.digest, right=right)], cost(log.calls))
 
-    await run(answers, work, output, {"prompt": instruction(JUDGE.name)}, label="judging", proven=proven)
+    await run(answers, work, output, {"prompt": OURS[JUDGE.name].text}, label="judging", proven=proven)
 
 
 def _judge_input(question: Question, trajectory: Trajectory) -> JudgeInput:

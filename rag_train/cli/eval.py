@@ -18,6 +18,7 @@ from rag_train.cli.options import (
     Model,
     OptionalIndexes,
     Passages,
+    Prompts,
     Reranker,
     Roles,
     Urls,
@@ -112,6 +113,7 @@ def evaluate(
     url: Urls = None,
     passages: Passages = 3,
     instructions: Instructions = True,
+    prompts: Prompts = None,
     watch: Annotated[
         Path | None,
         typer.Option(
@@ -139,7 +141,9 @@ def evaluate(
         raise UserError("give either --index, or --retriever to compare named retrievers")
     places = [named("--model", text) for text in model or []]
     models = by_name("--model", [(name or Path(place).name, place) for name, place in places])
-    config = kit_config("", index or [], adapter, role, reranker, engine, url, passages, instructions, strategies)
+    config = kit_config(
+        "", index or [], adapter, role, reranker, engine, url, passages, instructions, strategies, prompts
+    )
     mapping = parse_columns(columns) if columns else None
     opened = [open_questions(spec, mapping, unanswerable) for spec in questions]
     datasets = by_name("--questions", [(name, at_most(asked, sample, seed)) for name, asked in opened])

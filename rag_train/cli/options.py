@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, is_dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -74,6 +75,14 @@ Instructions = Annotated[
     bool,
     typer.Option(
         help="Begin each prompt with the instruction of the method; switch it off for models trained without it."
+    ),
+]
+
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Files in place of the package's instructions, by name; `rag-train prompts` lists and copies them.",
     ),
 ]
 
@@ -156,16 +165,22 @@ def kit_config(
     passages: int,
     instructions: bool,
     strategies: Iterable[str] = (),
+    prompts: Path | None = None,
 ) -> KitConfig:
     """Return the configuration of a kit for the strategies from the options.
 
-    Raises UserError as `engine_config`, `parse_strategy` and `parse_roles` do.
+    Raises UserError as `engine_config`, `parse_strategy`, `parse_roles` and `Instructions` do.
     """
+    from rag_train.formats.instructions import given
     from rag_train.strategies.kit import KitConfig, parse_roles
     from rag_train.strategies.registry import parse_strategy
 
     main = engine_config(engine, url)
     known = dict.fromkeys(name for strategy in strategies for name in parse_strategy(strategy)[0].roles)
+    try:
+        given(instructions, prompts)
+    except UserError as error:
+        raise UserError(f"--prompts {error}") from error
     return KitConfig(
         model=model,
         indexes=index,
@@ -175,4 +190,5 @@ def kit_config(
         engine=main,
         passages=passages,
         instructions=instructions,
+        prompts=prompts,
     )

@@ -18,6 +18,7 @@ from rag_train.cli.options import (
     ListsRetrievers,
     Model,
     Passages,
+    Prompts,
     Reranker,
     Roles,
     Urls,
@@ -78,6 +79,7 @@ def serve_strategy(
     url: Urls = None,
     passages: Passages = 3,
     instructions: Instructions = True,
+    prompts: Prompts = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     api_key: ApiKey = "",
@@ -87,7 +89,7 @@ def serve_strategy(
     from rag_train.serving.strategy import serve
     from rag_train.strategies.kit import open_kit, open_retrievers
 
-    config = kit_config(model, index, adapter, role, reranker, engine, url, passages, instructions, [name])
+    config = kit_config(model, index, adapter, role, reranker, engine, url, passages, instructions, [name], prompts)
     announce(f"opening {', '.join(index)} and {model}")
     retrievers = open_retrievers(index)
     with listen(host, port) as sock:

@@ -113,6 +113,35 @@ def strategies(as_json: Json = False) -> None:
 
 
 @starting.command(rich_help_panel=START)
+def prompts(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Prompts with names that begin so, such as dualrag; default: all.")
+    ] = None,
+    copy: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Copy the files to this directory, to change them there.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the prompts and the fields that a text of your own may have; --copy writes files to start from.
+
+    The directory is for --prompts of `rag-train eval` and `rag-train serve strategy`, and for the key prompts of
+    recipes of synthesis.
+    """
+    from rag_train.formats.instructions import OURS, copied
+
+    found = [each for name, each in OURS.items() if not names or name.startswith(tuple(names))]
+    if not found:
+        raise UserError(f"{', '.join(names or [])}: no prompt's name begins so; without a name, all are listed")
+    if copy:
+        written = copied([each.name for each in found], copy)
+        report(as_json, [str(path) for path in written], f"{copy}: wrote {len(written)} files")
+        return
+    width = max(len(each.name) for each in found)
+    lines = [f"{each.name:{width}}  {' '.join(f'{{{field}}}' for field in each.fields)}".rstrip() for each in found]
+    report(as_json, {each.name: each.fields for each in found}, *lines)
+
+
+@starting.command(rich_help_panel=START)
 def doctor(
     job: Annotated[
         Job | None, typer.Argument(help="Exit with code 1 if this cannot run: training, vLLM, or dense indexes.")

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pydantic import BaseModel
 
 from rag_train.answers import normalize
-from rag_train.formats.tasks import Fields, Task
+from rag_train.formats.deeprag import one_line
+from rag_train.formats.tasks import Fields, Released, Task
 from rag_train.schema import Passage
 
 NOTHING = "nothing"
@@ -31,10 +32,39 @@ class Entity(BaseModel):
     queries: list[str]
 
 
-REASON = Task("dualrag_reason", "Reasoner:", Reasoning)
-IDENTIFY = Task("dualrag_identify", "Entities:", list[Entity], max_tokens=1024)
-SUMMARIZE = Task("dualrag_summarize", "Summary:")
-ANSWER = Task("dualrag_answer", "Answer:")
+class ReleasedReasoning(BaseModel):
+    thought: str
+    need_retrieve: bool
+
+
+class ReleasedEntity(BaseModel):
+    entity: str
+    keywords: list[str]
+
+
+class ReleasedEntities(BaseModel):
+    entities: list[ReleasedEntity]
+
+
+def _reasoning(written: ReleasedReasoning) -> Reasoning:
+    return Reasoning(thought=written.thought, retrieve=written.need_retrieve)
+
+
+def _entities(written: ReleasedEntities) -> list[Entity]:
+    return [Entity(entity=each.entity, queries=each.keywords) for each in written.entities]
+
+
+def _summary(text: str) -> str | None:
+    """Return the summary in one line; "None" says that the passages do not help."""
+    return NOTHING if normalize(text) == "none" else one_line(text) or None
+
+
+REASON = Task("dualrag_reason", "Reasoner:", Reasoning, released=Released(ReleasedReasoning, _reasoning))
+IDENTIFY = Task(
+    "dualrag_identify", "Entities:", list[Entity], max_tokens=1024, released=Released(ReleasedEntities, _entities)
+)
+SUMMARIZE = Task("dualrag_summarize", "Summary:", released=Released(str, _summary))
+ANSWER = Task("dualrag_answer", "Answer:", released=Released(str, lambda text: one_line(text) or None))
 
 
 class Outline:

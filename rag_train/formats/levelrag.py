@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from rag_train.formats.tasks import Fields, Task
+from rag_train.formats.deeprag import one_line
+from rag_train.formats.tasks import Fields, Released, Task
 from rag_train.retrieval.index.lucene_query import Clause, parse, render
 from rag_train.schema import Passage
 
 YesNo = Literal["yes", "no"]
 
-DECOMPOSE = Task("levelrag_decompose", "Queries:", list[str])
+ENOUGH = "no additional information is required"
+"""What the released prompts have the model write in place of queries."""
+
+
+def _numbered(text: str) -> list[str] | None:
+    """Return the queries of a list "[1] ...", with no query if the text says that nothing is missing."""
+    queries = [one_line(query) for query in re.findall(r"\[\d+\] ([^\[]+)", text)]
+    return queries or ([] if ENOUGH in text.lower() else None)
+
+
+def _phrases(text: str) -> list[str] | None:
+    """Return the keywords of a query in which quotation marks make phrases; None for a list, which is ours."""
+    found = re.findall(r'"([^"]+)"|(\S+)', text)
+    return None if text.lstrip().startswith("[") else [phrase or word for phrase, word in found] or None
+
+
+DECOMPOSE = Task("levelrag_decompose", "Queries:", list[str], released=Released(str, _numbered))
 SUMMARIZE = Task("levelrag_summarize", "Answer:")
 VERIFY = Task("levelrag_verify", "Sufficient:", YesNo)
-SUPPLEMENT = Task("levelrag_supplement", "Queries:", list[str])
+SUPPLEMENT = Task("levelrag_supplement", "Queries:", list[str], released=Released(str, _numbered))
 ANSWER = Task("levelrag_answer", "Answer:")
 
-REWRITE = Task("levelrag_rewrite", "Keywords:", list[str])
+REWRITE = Task("levelrag_rewrite", "Keywords:", list[str], released=Released(str, _phrases))
 SUFFICIENT = Task("levelrag_sufficient", "Sufficient:", YesNo)
 EXTEND = Task("levelrag_extend", "Keyword:")
 FILTER = Task("levelrag_filter", "Excluded:")

@@ -1,14 +1,14 @@
-"""Prompts: an instruction from ``prompts/``, the question, and the model's chat template, if it has one."""
+"""Prompts in the model's chat template, if it has one."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from datetime import date
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from rag_train.formats.deeprag import question_prompt
+from rag_train.formats.instructions import Given
 from rag_train.llm.control import MARK, control_tokens, trusted
 from rag_train.llm.thoughts import closed
 
@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 TODAY = date(2024, 7, 26)
 """The date that chat templates get when they ask for today's, so that prompts in training and at inference are the
 same on every day. It is the one that Llama's templates write if they are not told any."""
-
-
-def instruction(name: str) -> str:
-    """Return the text of ``prompts/<name>.txt`` without its ``#`` lines, which cite the source."""
-    text = (files("rag_train") / "prompts" / f"{name}.txt").read_text(encoding="utf-8")
-    return "\n".join(line for line in text.splitlines() if not line.startswith("#")).strip()
 
 
 def as_turn(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
@@ -58,12 +52,26 @@ def _turns(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]
     return re.sub(f"{MARK}(\\d+);", lambda match: hidden[int(match[1])], trusted(tokenizer, closed(text)))
 
 
-def task_prompt(question: str, *tasks: str) -> str:
-    """Return instructions and question, as stored in the records, independent of the model's chat template.
+def task_prompt(question: str, instructions: Given, *names: str) -> str:
+    """Return instructions and question, as stored in the records, independent of the model's chat template."""
+    texts = (instructions[name].text for name in names) if instructions else ()
+    return "\n\n".join([*texts, question_prompt(question)])
 
-    ``tasks`` are the names of the instructions; none for models that were trained without, such as the mini model.
+
+def conversation(tokenizer: PreTrainedTokenizerBase, system: str, turns: Sequence[str]) -> str:
+    """Return a conversation in the chat template, up to the beginning of the assistant's turn.
+
+    The ``turns`` of user and assistant alternate. A template that has no system's turn gets the text of ``system``
+    at the beginning of the user's first turn.
     """
-    return "\n\n".join([*map(instruction, tasks), question_prompt(question)])
+    from jinja2 import TemplateError
+
+    messages = [{"role": "assistant" if i % 2 else "user", "content": turn} for i, turn in enumerate(turns)]
+    try:
+        return _turns(tokenizer, [{"role": "system", "content": system}, *messages])
+    except TemplateError:
+        messages[0]["content"] = f"{system}\n\n{turns[0]}"
+        return _turns(tokenizer, messages)
 
 
 def few_shot_prompt(tokenizer: PreTrainedTokenizerBase, examples: Sequence[tuple[str, str]], question: str) -> str:

@@ -12,10 +12,16 @@ import re
 from collections.abc import Sequence
 
 from rag_train.formats.deeprag import FINAL, context_lines, one_line, question_prompt
+from rag_train.formats.tasks import Fields
 from rag_train.schema import Passage, Segment
 
 THOUGHT = "Thought:"
 _FINAL = re.compile(r"so the final answer is\s*:", re.IGNORECASE)
+
+
+def fields(question: str, passages: Sequence[Passage] = ()) -> Fields:
+    """Return the fields of the prompt."""
+    return [("Context", passages), ("Question", question)]
 
 
 def prompt(question: str, passages: Sequence[Passage] = (), *, reason: bool = False) -> str:

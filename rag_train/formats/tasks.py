@@ -1,6 +1,6 @@
 """The format of a module's prompt and completion, common to all systems that consist of modules.
 
-    <instruction from prompts/, if the model needs one>
+    <instruction from prompts/, if the model needs one (`rag_train.formats.instructions`)>
 
     Question: <text>                  (labelled lines; each passage is a "Context:" line)
     Context: <title>: <text>
@@ -13,14 +13,17 @@ guided decoding. A completion that cannot be parsed becomes None and does not ra
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
 from rag_train.formats.deeprag import context_lines, one_line
+from rag_train.formats.instructions import LINES, Given, Instruction
 from rag_train.llm.base import Sampling
 from rag_train.schema import Passage, Segment
 
@@ -33,6 +36,20 @@ Fields = Sequence[tuple[str, str | Sequence[str] | Sequence[Passage]]]
 without the label."""
 
 
+class Released(NamedTuple):
+    """The format of a completion that the released prompts of a method's authors ask for.
+
+    It is read, beside ours, if the instruction is a user's.
+
+    Attributes:
+        output: type of the JSON; ``str`` for text of any number of lines.
+        read: returns a task's value for a value of this type; None if it has none.
+    """
+
+    output: Any
+    read: Callable[[Any], Any]
+
+
 @dataclass(frozen=True)
 class Task:
     """The task of one module of a system.
@@ -43,32 +60,35 @@ class Task:
         output: ``str`` for a line of text, ``Literal[...]`` for choices, any other type for JSON of that type.
         max_tokens: maximum number of tokens of a completion, unless a strategy or a recipe sets another; None for
             `LINE_TOKENS` or, for JSON, `JSON_TOKENS`.
+        released: format of the authors' own prompts, if it differs.
     """
 
     name: str
     marker: str = "Answer:"
     output: Any = str
     max_tokens: int | None = None
+    released: Released | None = None
 
     @property
     def is_json(self) -> bool:
         """Whether the completion is JSON."""
         return self.output is not str and get_origin(self.output) is not Literal
 
-    def body(self, fields: Fields) -> str:
-        """Return the prompt without instruction and marker."""
-        return "".join(_lines(label, value) for label, value in fields)
-
     @property
     def lead(self) -> str:
         """The marker with the white space that follows it in the prompt."""
         return f"{self.marker}\n" if self.is_json else self.marker
 
-    def sampling(self) -> Sampling:
-        """Return greedy sampling, with guided decoding for choices and JSON."""
+    def sampling(self, instruction: Instruction | None = None) -> Sampling:
+        """Return greedy sampling, with guided decoding for choices and JSON, after an ``instruction``."""
+        most = self.max_tokens or JSON_TOKENS
+        if self.released and instruction and instruction.own:
+            is_text = self.released.output is str
+            return Sampling(max_tokens=most, json_schema=None if is_text else _schema(self, released=True))
         if self.is_json:
-            return Sampling(max_tokens=self.max_tokens or JSON_TOKENS, json_schema=_schema(self))
-        choices = tuple(f" {choice}" for choice in get_args(self.output))
+            return Sampling(max_tokens=most, json_schema=_schema(self))
+        space = "" if instruction and instruction.whole else " "
+        choices = tuple(f"{space}{choice}" for choice in get_args(self.output))
         return Sampling(max_tokens=self.max_tokens or LINE_TOKENS, stop=("\n",), choice=choices or None)
 
     def completion(self, answer: Any) -> str:
@@ -81,17 +101,24 @@ class Task:
     def render(self, fields: Fields, answer: Any) -> list[Segment]:
         """Return the prompt without instruction, and the completion, as the segments of a training example."""
         return [
-            Segment(text=self.body(fields) + self.lead, trained=False),
+            Segment(text=body(fields) + self.lead, trained=False),
             Segment(text=self.completion(answer), trained=True),
         ]
 
-    def parse(self, text: str | None) -> Any:
+    def parse(self, text: str | None, instruction: Instruction | None = None) -> Any:
         """Return a completion's value, or None if it is empty, not a choice, or not JSON of the task's type.
 
-        ``text`` is None for a completion that was cut (`Completion.whole`), which has no value.
+        ``text`` is None for a completion that was cut (`Completion.whole`), which has no value. After a user's
+        ``instruction``, the released format is read, too.
         """
         if text is None:
             return None
+        if self.released and instruction and instruction.own:
+            kind = TypeAdapter(self.released.output)
+            with suppress(ValidationError):
+                value = kind.validate_python(text) if self.released.output is str else kind.validate_json(text)
+                if (read := self.released.read(value)) is not None:
+                    return read
         if self.output is str:
             return one_line(text) or None
         try:
@@ -100,6 +127,37 @@ class Task:
             )
         except ValidationError:
             return None
+
+
+def body(fields: Fields) -> str:
+    """Return the fields in labelled lines, which follow the instruction."""
+    return "".join(_lines(label, value) for label, value in fields)
+
+
+def user_turn(instructions: Given, name: str, fields: Fields) -> str:
+    """Return the prompt up to the beginning of the reply: the instruction of this name and the fields.
+
+    An empty ``name`` stands for no instruction.
+    """
+    if not (name and instructions):
+        return body(fields)
+    instruction = instructions[name]
+    if instruction.whole:
+        return instruction.filled(_values(instruction, fields))
+    return f"{instruction.text}\n\n{body(fields)}"
+
+
+def _values(instruction: Instruction, fields: Fields) -> dict[str, str]:
+    """Return the values of an instruction's fields: their lines without labels."""
+    values: dict[str, list[str]] = {}
+    for label, value in fields:
+        for line in _lines(label, value).splitlines():
+            written, _, text = line.partition(": ")
+            field = re.sub(r"\W", "_", written.removesuffix(":").lower())
+            known = field in instruction.fields
+            values.setdefault(field if known else LINES, []).append(text if known else line)
+    assert values.keys() <= set(instruction.fields), f"{instruction.name}: {sorted(values)}"
+    return {field: "\n".join(lines) for field, lines in values.items()}
 
 
 def _lines(label: str, value: str | Sequence[str] | Sequence[Passage]) -> str:
@@ -116,5 +174,7 @@ def _adapter(task: Task) -> TypeAdapter[Any]:
 
 
 @cache
-def _schema(task: Task) -> str:
-    return json.dumps(_adapter(task).json_schema())
+def _schema(task: Task, *, released: bool = False) -> str:
+    """Return the schema of a task's JSON, or of that and of the released JSON."""
+    both = TypeAdapter(task.output | task.released.output) if released and task.released else _adapter(task)
+    return json.dumps(both.json_schema())

@@ -69,7 +69,7 @@ class ChatTokenizer:
         return bytes(ids).decode(errors="replace")
 
     def apply_chat_template(self, messages: Sequence[dict[str, str]], **_: Any) -> str:
-        return "".join(message["content"].replace(TURN, " ") for message in messages) + TURN
+        return "\n\n".join(message["content"].replace(TURN, " ") for message in messages) + TURN
 
 
 class _Message(BaseModel):

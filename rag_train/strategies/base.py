@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 from rag_train.errors import UserError
 from rag_train.formats import reader
 from rag_train.formats.deeprag import FINAL, one_line
-from rag_train.formats.prompting import as_turn, instruction
-from rag_train.formats.tasks import LINE_TOKENS, Fields, Task
+from rag_train.formats.instructions import OURS, Instruction
+from rag_train.formats.prompting import as_turn
+from rag_train.formats.tasks import LINE_TOKENS, Fields, Given, Task, user_turn
 from rag_train.llm.base import LLM, Completion, Sampling
 from rag_train.llm.call_log import CallLog, call_depth
 from rag_train.retrieval.batching import AsyncRetriever
@@ -86,8 +87,7 @@ class Kit:
         llm: the main model.
         retriever: the main retriever.
         passages: number of passages to retrieve for a query.
-        instructions: whether prompts begin with the instruction in ``prompts/``; false for models that were trained
-            without instructions.
+        instructions: the instructions that prompts begin with.
         models: models of their own by role (see `Strategy.roles`); the main model takes all other roles.
         retrievers: further retrievers by kind: ``sparse``, ``dense`` or ``web``.
         reranker: model that scores passages; None to skip a method's reranking.
@@ -96,7 +96,7 @@ class Kit:
     llm: LLM
     retriever: AsyncRetriever
     passages: int = 3
-    instructions: bool = True
+    instructions: Given = OURS
     models: Mapping[str, LLM] = field(default_factory=dict)
     retrievers: Mapping[str, AsyncRetriever] = field(default_factory=dict)
     reranker: Reranker | None = None
@@ -250,14 +250,19 @@ class Run:
                 raise BudgetSpent(f"max_question_tokens={tokens} reached; answered from what was found")
         self._begun += 1
 
-    def prompt(self, name: str, body: str, lead: str = "", role: str = "") -> str:
-        """Return a prompt: instruction ``name`` and ``body`` as the user's turn, ``lead`` as the reply's start.
+    def instruction(self, name: str) -> Instruction | None:
+        """Return the instruction of this name; None if prompts have none."""
+        return self.kit.instructions[name] if name and self.kit.instructions else None
 
-        An empty ``name`` stands for no instruction.
+    def prompt(self, name: str, fields: Fields, lead: str = "", role: str = "", begun: str = "") -> str:
+        """Return a prompt: instruction ``name`` and fields as the user's turn, and the reply's start.
+
+        The reply starts with ``lead``, unless the instruction is a whole prompt, and with what the model has
+        ``begun``. An empty ``name`` stands for no instruction.
         """
-        head = f"{instruction(name)}\n\n" if name and self.kit.instructions else ""
-        llm = self.kit.models.get(role, self.kit.llm)
-        return as_turn(llm.tokenizer, head + body) + lead
+        llm, instruction = self.kit.models.get(role, self.kit.llm), self.instruction(name)
+        turn = as_turn(llm.tokenizer, user_turn(self.kit.instructions, name, fields))
+        return turn + ("" if instruction and instruction.whole else lead) + begun
 
     async def complete(self, module: str, prompt: str, sampling: Sampling, role: str = "") -> Completion:
         """Continue ``prompt`` with the model for ``role``; the tokens are counted under ``module``."""
@@ -280,9 +285,9 @@ class Run:
         """
         place = len(self.asks)
         self.asks.append(None)
-        prompt = self.prompt(task.name, task.body(fields), task.lead, role)
-        completion = await self.complete(task.name, prompt, task.sampling(), role)
-        ask = Ask(task, fields, task.parse(completion.whole), completion.truncated)
+        prompt, instruction = self.prompt(task.name, fields, task.lead, role), self.instruction(task.name)
+        completion = await self.complete(task.name, prompt, task.sampling(instruction), role)
+        ask = Ask(task, fields, task.parse(completion.whole, instruction), completion.truncated)
         if ask.answer is None:
             self.notes[task.name] = f"{UNPARSED}: {one_line(completion.text)[:400]!r}"
         self.asks[place] = ask
@@ -306,18 +311,15 @@ class Run:
         """
         name = name or ("cot" if reason else "rag" if passages else "direct")
         marker = reader.THOUGHT if reason else FINAL
-        body = reader.prompt(question, passages, reason=reason).removesuffix(marker)
         sampling = REASONING if reason else ANSWER_LINE
-        prompt = self.prompt(name, body, marker, READER)
+        prompt = self.prompt(name, reader.fields(question, passages), marker, READER)
         written = await self.complete(module, prompt, sampling, READER)
         if not reason:
             return "", reader.parse(FINAL + (written.whole or ""))[1]
         reasoning, answer = reader.parse(written.text, cut=written.truncated)
         if answer is not None or not again:
             return reasoning, answer
-        lead = f"{marker} {reasoning}\n{FINAL}"
-        prompt = self.prompt(name, body, lead, READER)
-        written = await self.complete(AGAIN, prompt, ANSWER_LINE, READER)
+        written = await self.complete(AGAIN, f"{prompt} {reasoning}\n{FINAL}", ANSWER_LINE, READER)
         return reasoning, reader.parse(FINAL + (written.whole or ""))[1]
 
     async def search(self, query: str, k: int | None = None, kind: str = "") -> list[Passage]:

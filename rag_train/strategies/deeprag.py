@@ -82,7 +82,7 @@ class DeepRAG(Strategy):
 
     def _controller(self, run: Run) -> Controller:
         own = ("deeprag", "deeprag_examples") if self.examples else ("deeprag",)
-        prompt = task_prompt(run.question.question, *(own if self.kit.instructions else ()))
+        prompt = task_prompt(run.question.question, self.kit.instructions, *own)
         return Controller(run.log(), as_turn(self.kit.llm.tokenizer, prompt), self.max_tokens, self.guided)
 
     async def _adaptive(

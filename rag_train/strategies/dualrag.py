@@ -100,7 +100,7 @@ class DualRAG(Strategy):
                 parts = [part for parts in outline.parts.values() for part in parts]
                 return [("Knowledge", parts)] if parts else []
             case "none":
-                return [("Context", found)] if found else []
+                return [("Knowledge", found)] if found else []
 
     async def _retrieve(
         self, run: Run, round: int, thoughts: Sequence[str], outline: Outline, found: list[Passage]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rag_train.errors import UserError
+from rag_train.formats.instructions import Given, given
 from rag_train.identity import model as model_identity
 from rag_train.identity import model_or_service
 from rag_train.llm.base import LLM
@@ -61,6 +63,7 @@ class KitConfig:
         engine: settings of the engine.
         passages: number of passages retrieved for a query.
         instructions: whether prompts begin with the method's instruction.
+        prompts: directory of files in place of our instructions (`rag_train.formats.instructions`).
     """
 
     model: str
@@ -71,6 +74,12 @@ class KitConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     passages: int = 3
     instructions: bool = True
+    prompts: Path | None = None
+
+    @cached_property
+    def given(self) -> Given:
+        """The instructions that prompts begin with. Their identity is part of that of the strategy's code."""
+        return given(self.instructions, self.prompts)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -160,7 +169,7 @@ async def open_kit(config: KitConfig, retrievers: dict[str, Retriever]) -> Async
     async with open_models(config) as (llm, models):
         others = {kind: front for kind, front in fronts.items() if kind}
         main = next(iter(fronts.values()))
-        yield Kit(llm, main, config.passages, config.instructions, models, others, reranker)
+        yield Kit(llm, main, config.passages, config.given, models, others, reranker)
 
 
 @asynccontextmanager

@@ -74,8 +74,8 @@ class PlanRAG(Strategy):
         """Set the model's repaired plan, or an empty plan with a note if it cannot be repaired."""
         question = run.question.question
         task, fields = planrag.PLAN, planrag.plan_fields(question)
-        prompt = run.prompt(task.name, task.body(fields), task.lead, "planner")
-        written = await run.complete(task.name, prompt, task.sampling(), "planner")
+        prompt = run.prompt(task.name, fields, task.lead, "planner")
+        written = await run.complete(task.name, prompt, task.sampling(run.instruction(task.name)), "planner")
         run.plan = Plan()
         try:
             run.plan = planrag.parse_plan(written.whole, question)

@@ -16,6 +16,7 @@ from support.paths import ROOT
 
 from rag_train import identity
 from rag_train.errors import UserError, masked
+from rag_train.formats.instructions import OURS, Instructions
 
 COMMIT, OLD = "a" * 40, "b" * 40
 
@@ -136,15 +137,20 @@ def test_code_follows_what_it_imports(grammar: Callable[[str], ModuleType]) -> N
     assert identity.code(grammar("MARK = 'b'\n").make) != first
 
 
-def test_code_follows_the_prompts_that_it_names(
-    grammar: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = {"deeprag": "old"}
-    monkeypatch.setattr(identity, "instruction", lambda name: texts.get(name, ""))
+def test_code_follows_the_prompts_that_it_names(grammar: Callable[[str], ModuleType], tmp_path: Path) -> None:
     named, other = grammar("MARK = 'deeprag'\n"), identity
-    before = identity.code(named), identity.code(other)
-    texts["deeprag"] = "new"
-    assert identity.code(named) != before[0] and identity.code(other) == before[1]
+
+    def keys(folder: str, text: str) -> tuple[str, str]:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "deeprag.txt").write_text(text)
+        given = Instructions(tmp_path / folder)
+        return identity.code(named, instructions=given), identity.code(other, instructions=given)
+
+    ours = identity.code(named), identity.code(other)
+    first, second, moved = keys("a", "Answer."), keys("b", "Answer well."), keys("c", "# A note.\nAnswer.\n")
+    assert first == moved and first[0] not in (ours[0], second[0])
+    assert {ours[1], first[1], second[1]} == {ours[1]}, "code that does not name the prompt"
+    assert keys("d", OURS["deeprag"].text) == ours
 
 
 def test_every_prompt_is_named_as_a_whole_where_it_is_used() -> None:

@@ -19,6 +19,7 @@ from rag_train.llm.transformers import Inspection
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import GoldStep, Passage, Question, Trajectory
 from rag_train.strategies.base import Kit
+from rag_train.strategies.baselines import auto_rag
 from rag_train.strategies.registry import build
 
 ModelKind = Literal["empty", "again", "markers", "cut JSON", "long", "languages", "control", "obedient"]
@@ -105,7 +106,7 @@ class HostileModel:
         if lead == deeprag.INTERMEDIATE:
             return f" Who is {n}.\n{deeprag.FOLLOW_UP} who {n}?\n{deeprag.SEARCH}\n"
         if lead == "":
-            return f"{deeprag.FOLLOW_UP} who {n}?\n{deeprag.SEARCH}\n"
+            return f"{deeprag.FOLLOW_UP} {auto_rag.QUERY} who {n}?\n{deeprag.SEARCH}\n"
         return f" Search[who {n}?]" if lead.startswith("Action") else f" Who is {n}."
 
     def _plan(self) -> list[dict[str, Any]]:
@@ -125,6 +126,8 @@ class HostileModel:
         def value(part: dict[str, Any], name: str = "") -> Any:
             if "$ref" in part:
                 return value(schema["$defs"][part["$ref"].rpartition("/")[2]])
+            if "anyOf" in part:
+                return value(part["anyOf"][0])
             match part.get("type"):
                 case "object":
                     return {key: value(inner, key) for key, inner in part["properties"].items()}

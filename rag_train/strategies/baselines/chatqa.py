@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rag_train.formats.deeprag import one_line
-from rag_train.formats.prompting import instruction
+from rag_train.formats.tasks import Given
 from rag_train.schema import Passage, Trajectory
 from rag_train.strategies.base import ANSWER_LINE, Bound, Run, Strategy, strategy
 
@@ -36,8 +36,8 @@ class ChatQA(Strategy):
         return run.done(answer)
 
 
-def turns(question: str, passages: Sequence[Passage], instructed: bool) -> str:
+def turns(question: str, passages: Sequence[Passage], instructions: Given) -> str:
     """Return the prompt up to the assistant's turn: system message, passages and question, with blank lines."""
-    system = [f"System: {instruction('chatqa')}"] if instructed else []
+    system = [f"System: {instructions['chatqa'].text}"] if instructions else []
     context = [one_line(f"{passage.title} {passage.text}") for passage in passages]
     return "\n\n".join([*system, *context, f"User: {one_line(question)}", "Assistant:"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rag_train.formats import deeprag
+from rag_train.formats import deeprag, reader
 from rag_train.formats.deeprag import FINAL, FOLLOW_UP, INTERMEDIATE
 from rag_train.schema import Trajectory
 from rag_train.strategies.base import ANSWER_LINE, Bound, Run, Strategy, interleave, strategy
@@ -32,8 +32,7 @@ class IterDRAG(Strategy):
         text = ""
 
         async def line(lead: str) -> str:
-            body = deeprag.context_lines(found) + deeprag.question_prompt(question.question)
-            prompt = run.prompt("iterdrag", body, text + lead)
+            prompt = run.prompt("iterdrag", reader.fields(question.question, found), begun=text + lead)
             return deeprag.one_line((await run.complete("iterdrag", prompt, ANSWER_LINE)).whole or "")
 
         for _ in range(self.max_steps):

@@ -41,8 +41,8 @@ class RankRAG(Strategy):
 
     async def _relevance(self, run: Run, passage: Passage) -> float:
         """Return the probability of "True" against "False" at the first token; 0.5 if neither is an alternative."""
-        body = RANK.body([("Context", [passage]), ("Question", run.question.question)])
-        got = await run.complete(RANK.name, run.prompt(RANK.name, body, RANK.lead), _FIRST)
+        fields = [("Context", [passage]), ("Question", run.question.question)]
+        got = await run.complete(RANK.name, run.prompt(RANK.name, fields, RANK.lead), _FIRST)
         alternatives = got.logprobs[0] if got.logprobs else ()
         mass = {
             word: sum(math.exp(t.logprob) for t in alternatives if t.text.strip() == word)

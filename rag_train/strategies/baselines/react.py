@@ -37,17 +37,18 @@ class ReAct(Strategy):
     async def solve(self, run: Run) -> Trajectory:
         question = run.question
         name = "react" if self.examples else ""
+        fields = [("Question", question.question)]
         text = ""
         for step in range(1, self.max_steps + 1):
             lead = f"Thought {step}:"
-            prompt = run.prompt(name, f"Question: {one_line(question.question)}\n", text + lead)
+            prompt = run.prompt(name, fields, begun=text + lead)
             sampling = Sampling(max_tokens=512, stop=("\nObservation", "\nQuestion:", f"\nThought {step + 1}"))
             written = await run.complete("react", prompt, sampling)
             thought, _, tail = written.text.partition(f"\nAction {step}:")
             action = None if written.truncated else ACTION.match(one_line(tail))
             if not action:  # no whole action after the thought: ask for it
                 text += f"{lead} {one_line(thought)}\nAction {step}:"
-                prompt = run.prompt(name, f"Question: {one_line(question.question)}\n", text)
+                prompt = run.prompt(name, fields, begun=text)
                 line = (await run.complete("react", prompt, ANSWER_LINE)).whole or ""
                 if not (action := ACTION.match(one_line(line))):
                     run.cut(f"no action in step {step}: {one_line(line)[:80]!r}")

@@ -11,8 +11,7 @@ from typing import ClassVar, Literal
 
 from rag_train.answers import normalize
 from rag_train.formats.deeprag import one_line
-from rag_train.formats.prompting import instruction
-from rag_train.formats.tasks import LINE_TOKENS
+from rag_train.formats.tasks import LINE_TOKENS, Given
 from rag_train.llm.base import Completion, Sampling
 from rag_train.llm.control import MARK, trusted
 from rag_train.schema import Passage, Trajectory
@@ -100,14 +99,14 @@ class RQRAG(Strategy):
         return await run.complete("rq_rag", prompt + trusted(run.kit.llm.tokenizer, token, TOKENS), _LINE)
 
 
-def turns(question: str, eos: str, instructed: bool) -> str:
+def turns(question: str, eos: str, instructions: Given) -> str:
     """Return the prompt in the turns of the released checkpoint, up to the beginning of the assistant's turn.
 
-    Checkpoints that are not ``instructed`` were trained without the system's turn and without ``eos``.
+    Checkpoints without ``instructions`` were trained without the system's turn and without ``eos``.
     """
-    if not instructed:
+    if not instructions:
         return f"{USER}\n{plain(question)}\n{ASSISTANT}\n"
-    return f"{SYSTEM}\n{instruction('rq_rag')}{eos}\n{USER}\n{plain(question)}{eos}\n{ASSISTANT}\n"
+    return f"{SYSTEM}\n{instructions['rq_rag'].text}{eos}\n{USER}\n{plain(question)}{eos}\n{ASSISTANT}\n"
 
 
 def plain(text: str) -> str:

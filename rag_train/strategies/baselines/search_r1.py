@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rag_train.formats import search_r1
-from rag_train.formats.prompting import as_turn, instruction
+from rag_train.formats.prompting import as_turn
 from rag_train.llm.base import Sampling
 from rag_train.llm.control import trusted
 from rag_train.schema import Trajectory
@@ -33,7 +33,8 @@ class SearchR1(Strategy):
     """Maximum number of tokens of a turn."""
 
     async def solve(self, run: Run) -> Trajectory:
-        head = f"{instruction('search_r1')} " if self.kit.instructions else ""
+        given = self.kit.instructions
+        head = f"{given['search_r1'].text} " if given else ""
         prompt = as_turn(self.kit.llm.tokenizer, f"{self._own(head)}Question: {run.question.question}\n")
         sampling = Sampling(max_tokens=self.max_tokens, stop=search_r1.STOPS, thoughts=True)
         text = ""

@@ -71,8 +71,8 @@ async def look_ahead(run: Run, module: str, passages: Sequence[Passage], text: s
 
 def thought_prompt(run: Run, passages: Sequence[Passage], text: str) -> str:
     """Return the prompt of a chain of thought that begins with ``text``."""
-    body = reader.prompt(run.question.question, passages, reason=True).removesuffix(reader.THOUGHT)
-    return run.prompt("cot_rag" if passages else "cot", body, reader.THOUGHT + text)
+    fields = reader.fields(run.question.question, passages)
+    return run.prompt("cot_rag" if passages else "cot", fields, reader.THOUGHT, begun=text)
 
 
 def first_sentence(text: str) -> str:

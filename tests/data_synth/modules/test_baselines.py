@@ -39,4 +39,4 @@ def test_examples_cover_and_parse_as_every_baseline_task(world: World, index: BM
                 assert all(step.short in record.prompt for step in unknown)
             elif record.task in tasks:
                 assert tasks[record.task].parse(record.segments[-1].text) is not None
-    assert seen == {*tasks, "reader", "chatqa", "iterdrag", "react", "rq_rag", "selfrag"}
+    assert seen == {*tasks, "reader", "auto_rag", "chatqa", "iterdrag", "react", "rq_rag", "selfrag"}

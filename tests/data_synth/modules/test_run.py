@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from support.paths import ROOT
 from support.servers import Handler, serving
 from support.synthesis import HELD_OUT, write
 
-from rag_train import identity
 from rag_train.data_synth.inputs import check_unique_ids, read_questions
 from rag_train.data_synth.method import synthesize
 from rag_train.data_synth.methods.planrag import PlanRAGData
@@ -117,9 +117,7 @@ class Service(Handler):
 
 
 @pytest.mark.parametrize("changed", ["nothing", "retriever", "held_out", "prompt"])
-def test_records_follow_all_that_they_depend_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
-) -> None:
+def test_records_follow_all_that_they_depend_on(tmp_path: Path, changed: str) -> None:
     """Half of a file could come from one retriever, set of held-out questions or prompt, and half from another."""
     questions = write(tmp_path / "q.jsonl", [HELD_OUT])
     held_out = write(tmp_path / "held.jsonl", [HELD_OUT.model_copy(update={"question": "Who?"})])
@@ -135,7 +133,9 @@ def test_records_follow_all_that_they_depend_on(
             case "held_out":
                 write(held_out, [HELD_OUT])
             case "prompt":
-                monkeypatch.setattr(identity, "instruction", lambda name: "Another instruction.")
+                (tmp_path / "own").mkdir()
+                (tmp_path / "own/planrag_plan.txt").write_text("Another instruction.")
+                recipe = replace(recipe, prompts=tmp_path / "own")
             case _:
                 again = asyncio.run(synthesize(PlanRAGData, recipe))
                 assert again.records == first.records > 0

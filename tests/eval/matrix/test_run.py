@@ -17,7 +17,6 @@ from support.fakes import Found, Says
 from support.matrices import contents, numbered
 
 import rag_train.eval.matrix.run
-from rag_train import identity
 from rag_train.errors import UserError, masked
 from rag_train.eval.matrix.cell import Cell, CellName, load_matrix
 from rag_train.eval.matrix.run import run_matrix
@@ -298,11 +297,16 @@ def test_two_models_at_one_place_share_no_answers(started: FakeEngine, tmp_path:
         evaluate(tmp_path / "m", {"d": numbered(0)}, [str(model)])
 
 
-def test_answers_follow_the_code_and_the_prompts(
-    started: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Answers under an old instruction were taken for those under a new one."""
-    evaluate(tmp_path, {"d": numbered(0)}, strategies=["rag"])
-    monkeypatch.setattr(identity, "instruction", lambda name: "Answer as a pirate." if name == "rag" else "")
+def test_answers_follow_the_prompts_and_not_their_place(started: FakeEngine, tmp_path: Path) -> None:
+    for folder, text in (("a", "Answer as a pirate."), ("b", "Answer as a poet."), ("c", "Answer as a pirate.")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "rag.txt").write_text(text)
+        (tmp_path / folder / "react.txt").write_text(f"Used by no strategy here, {folder}.")
+    for folder in "abc":
+        evaluate(tmp_path / "all" / folder, {"d": numbered(0)}, strategies=["rag"], prompts=tmp_path / folder)
+    answers = [{path.name for path in (tmp_path / "all" / folder / "answers").iterdir()} for folder in "abc"]
+    assert answers[0] == answers[2] != answers[1]
     with pytest.raises(UserError, match="answered with a different setting 'code'; give the model, the"):
-        evaluate(tmp_path, {"d": numbered(0)}, strategies=["rag"])
+        evaluate(tmp_path / "all/a", {"d": numbered(0)}, strategies=["rag"], prompts=tmp_path / "b")
+    with pytest.raises(UserError, match="answered with a different setting 'code'; give the model, the"):
+        evaluate(tmp_path / "all/a", {"d": numbered(0)}, strategies=["rag"])

@@ -10,6 +10,7 @@ import torch
 from support.fakes import CHAT, Found, Replay, Says, elapsed
 
 from rag_train.eval.metrics.measures import depth
+from rag_train.formats.instructions import OURS
 from rag_train.llm.base import Abilities, Completion, Sampling, TokenLogprob, Usage
 from rag_train.llm.transformers import Inspection
 from rag_train.schema import Passage, Question, Trajectory
@@ -159,7 +160,7 @@ def test_rq_rag_writes_the_format_of_the_checkpoint():
     head = "<|user|>\nWho?\n<|assistant|>\n"
     below = f"{head}[S_Rewritten_Query] a query[EOS][R_Evidences]Title: T0\nText: Text 0.[/R_Evidences][A_Response]"
     assert below in seen and head + "[A_Response]" in seen and got.answer == "Ada"
-    assert "multi-hop reasoning" in rq_rag.turns("Who?", "</s>", True)
+    assert "multi-hop reasoning" in rq_rag.turns("Who?", "</s>", OURS)
 
 
 def test_rq_rag_text_ends_at_a_control_token_that_the_engine_left_out():
@@ -254,13 +255,6 @@ def test_genground_retrieves_for_the_sub_question_alone():
     llm, found = Replay({"Next:\n": hop, "Answer:": " Grace"}), Found(PASSAGES)
     got = answer("genground,max_steps=1", llm, found)
     assert found.queries == ["Who wrote it?"] and got.answer == "Grace"
-
-
-def test_auto_rag_stops_after_the_rounds_of_the_authors_code():
-    found = Found(PASSAGES)
-    llm = Says(lambda prompt: '{"thought":"t","query":"more","answer":""}' if prompt.endswith("Move:\n") else " d")
-    got = answer("auto-rag", llm, found)
-    assert len(found.queries) == 10 and len(got.steps) == 15
 
 
 def test_cot_retrieve_shows_the_eight_examples_of_cot_and_the_passages():

@@ -33,7 +33,7 @@ SAID = {
     "hanrag_decompose": '{"thought": "", "decomposition": ["a?", "b?"]}',
     "ircot": [" First, a.", " Then b.", " So the answer is: x."],
     "dualrag_reason": [f'{{"thought": "t{i}", "retrieve": {str(i < 2).lower()}}}' for i in range(3)],
-    "auto_rag": ['{"query": "a"}', '{"query": "b"}', '{"answer": "x"}'],
+    "auto_rag": ["t Refined Query: a", "t Refined Query: b", "t Final Answer: x"],
     "genground_generate": ['{"question": "a?", "answer": "y"}', '{"question": "b?"}', '{"final": true}'],
     "resp_judge": [" no", " yes"],
     "iterdrag": [f" {deeprag.FOLLOW_UP} a?", " y", f" {deeprag.FINAL} x"],
@@ -203,7 +203,7 @@ def test_a_strategy_makes_the_calls_of_its_method(name: str, monkeypatch: pytest
         ("cot", 1),
         ("iter-retgen", 3),
         ("react,max_steps=1", 1),
-        ("auto-rag,retrievals=1,recalls=0", 1),
+        ("auto-rag,retrievals=1,recalls=0", 2),
         ("deeprag-retrieve,max_steps=1", 2),
     ],
 )

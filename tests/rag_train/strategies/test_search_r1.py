@@ -8,6 +8,7 @@ import pytest
 from support.fakes import Found
 from support.training import TOKENIZER
 
+from rag_train.formats.instructions import OURS
 from rag_train.formats.search_r1 import INVALID, action, information
 from rag_train.llm.base import Abilities, Completion, Sampling, TokenLogprob, Usage
 from rag_train.schema import Decision, Passage, Question, Trajectory
@@ -43,7 +44,7 @@ class Turns:
 
 def answer(*turns: str, spec: str = "search-r1", instructions: bool = False) -> tuple[Trajectory, Turns]:
     llm = Turns(*turns)
-    kit = Kit(llm, Found(PASSAGES), instructions=instructions)
+    kit = Kit(llm, Found(PASSAGES), instructions=instructions and OURS)
     return asyncio.run(build(spec, kit).answer(QUESTION)), llm
 
 
