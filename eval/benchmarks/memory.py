@@ -9,7 +9,6 @@ Linux, on the CPU. Writes memory.json and memory.md.
 from __future__ import annotations
 
 import gc
-import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -53,8 +52,6 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def main() -> None:
     options = benchmark_parser(__doc__).parse_args()
-    # For the processes that train: freed memory returns to the system.
-    os.environ |= {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
 
     from rag_train.eval.benchmarks.training import shaped, trajectories
     from rag_train.jobs.files import write_records
@@ -88,6 +85,8 @@ def main() -> None:
 
 def compared(model: Path, keys: Mapping[str, Any], data: Mapping[str, Path], folder: Path) -> dict[str, float]:
     """Return the estimate and the measured peak of a training of ``model``, in bytes."""
+    from accelerate.utils import patch_environment
+
     from rag_train.training.load import load_data
     from rag_train.training.memory import RUNTIME
     from rag_train.training.plan import plan
@@ -101,7 +100,9 @@ def compared(model: Path, keys: Mapping[str, Any], data: Mapping[str, Path], fol
     small = replace(large, data=first, output_dir=str(folder / "small"))
     _, rows, report = load_data(large)
     estimate = plan(large, rows, report).memory.total - RUNTIME
-    return {"estimate": estimate, "measured": in_new_process(peak_above, small, large)}
+    # Freed memory returns to the system.
+    with patch_environment(OMP_NUM_THREADS="1", MALLOC_MMAP_THRESHOLD_="65536"):
+        return {"estimate": estimate, "measured": in_new_process(peak_above, small, large)}
 
 
 def peak_above(small: TrainRecipe, large: TrainRecipe) -> int:
