@@ -26,7 +26,7 @@ UV_FROM = --index-strategy unsafe-best-match $(addprefix --index-url ,$(call pip
 pip = $(shell $(PYTHON) -m pip config get global.$(1) 2>/dev/null)
 
 # PyTorch's CPU build comes from the configured package index where that has it, else from PyTorch's own.
-.venv/.ready: pyproject.toml requirements.lock
+.venv/.ready: pyproject.toml requirements.lock setup.py
 	@echo "== setting up .venv (PyTorch for CPU, vLLM for CPU, and the rest: a few minutes, once) =="
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $(PYTHON) is older than Python 3.11; run make PYTHON=python3.11 (or newer)"; exit 2; }
@@ -56,6 +56,9 @@ lock: .venv/.ready
 lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check -q .
+	@# data_synth/ and eval/ are part of the package: the type checker reads them inside it, as an installation has them.
+	@rm -rf build/links && mkdir -p build/links/rag_train
+	@ln -s $(addprefix $(CURDIR)/,$(wildcard rag_train/*) data_synth eval) build/links/rag_train
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python --summary=none
 
 check: .venv/.ready

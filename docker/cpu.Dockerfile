@@ -16,7 +16,7 @@ ENV UV_COMPILE_BYTECODE=1 PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 UV_SYSTEM_PYTHON=1 PY
 ENV HF_HOME=/work/.cache/huggingface
 
 WORKDIR /opt/rag-train
-COPY pyproject.toml requirements.lock README.md LICENSE ./
+COPY pyproject.toml setup.py requirements.lock README.md LICENSE ./
 COPY data_synth data_synth
 COPY eval eval
 COPY launch launch

@@ -17,7 +17,7 @@ ENV VIRTUAL_ENV=/opt/venv PATH=/opt/venv/bin:$PATH
 ENV UV_COMPILE_BYTECODE=1 PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 PYTHONUNBUFFERED=1 HF_HOME=/work/.cache/huggingface
 
 WORKDIR /opt/rag-train
-COPY pyproject.toml requirements-gpu.lock README.md LICENSE ./
+COPY pyproject.toml setup.py requirements-gpu.lock README.md LICENSE ./
 COPY data_synth data_synth
 COPY eval eval
 COPY launch launch

@@ -16,12 +16,10 @@ PACKAGE = "rag_train"
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of the package by name; data_synth/ and eval/ are linked into it."""
+    """Every module of the package by name; data_synth/ and eval/ are part of it."""
     found = {}
     for folder, prefix in (("rag_train", ""), ("data_synth", f"{PACKAGE}."), ("eval", f"{PACKAGE}.")):
         for path in (ROOT / folder).rglob("*.py"):
-            if path.is_relative_to(ROOT / PACKAGE / "eval") or path.is_relative_to(ROOT / PACKAGE / "data_synth"):
-                continue
             parts = path.relative_to(ROOT).with_suffix("").parts
             name = prefix + ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             found[name] = path
