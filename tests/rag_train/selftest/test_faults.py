@@ -86,10 +86,11 @@ def test_a_fault_fails_its_line_alone(fault: str, tmp_path: Path):
 
 
 def _package_with_a_wrong_launch_file(folder: Path) -> None:
-    """Link the files of the package into ``folder``, with a launch file that Accelerate cannot read."""
+    """Link the files of an installed package into ``folder``, with a launch file that Accelerate cannot read."""
     (folder / "rag_train").mkdir()
-    for path in (ROOT / "rag_train").iterdir():
-        if path.name not in ("launch", "__pycache__"):
+    beside = [ROOT / name for name in ("data_synth", "eval", "recipes")]
+    for path in [*(ROOT / "rag_train").iterdir(), *beside]:
+        if path.name != "__pycache__":
             (folder / "rag_train" / path.name).symlink_to(path)
     (folder / "rag_train/launch/accelerate").mkdir(parents=True)
     for path in (ROOT / "launch/accelerate").iterdir():
