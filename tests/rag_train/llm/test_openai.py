@@ -234,7 +234,7 @@ SCHEMA_ERROR = 400, {}, failed("bad\nschema")
         ([(500, {}, "")] * 2, EngineError, "status 500"),
         ([(307, {"Location": "/login"}, "")], EngineError, "status 307"),
         ([(503, {"Retry-After": "3600"}, "later")], EngineError, "503, later; the server asks to wait 3,600 s"),
-        ([(429, {"Retry-After": DAY}, failed("daily"))], EngineError, "429, daily; the server asks to wait 86,"),
+        ([(429, {"Retry-After": DAY}, failed("daily"))], EngineError, r"429, daily; the server asks to wait 8\d,"),
         ([(429, {}, failed("quota", code="insufficient_quota"))], UserError, "429, quota"),
         ([(401, {}, {"error": "no"})], UserError, "request rejected, status 401.*as engine.key"),
         ([SCHEMA_ERROR] * 2, UserError, "rejected, status 400, bad schema"),
