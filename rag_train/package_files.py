@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from rag_train.errors import UserError
@@ -29,6 +30,15 @@ def write_working_files(directory: Path) -> list[Path]:
     folders = [packaged(folder) for folder in FOLDERS]
     sources = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
     copies = [directory / source.relative_to(folders[0].parent) for source in sources]
+    copy_files(sources, copies)
+    return copies
+
+
+def copy_files(sources: Sequence[Path], copies: Sequence[Path]) -> None:
+    """Copy each file to the place beside it in ``copies``.
+
+    Raises UserError, before anything is written, if a file would be replaced, and if a file cannot be written.
+    """
     if existing := next((copy for copy in copies if copy.exists()), None):
         raise UserError(f"{existing}: already exists; move it away or choose another directory")
     try:
@@ -37,4 +47,3 @@ def write_working_files(directory: Path) -> list[Path]:
             shutil.copy(source, copy)
     except OSError as error:
         raise UserError(f"{error.filename}: {error.strerror}; choose another directory") from error
-    return copies

@@ -113,8 +113,8 @@ class PlanRAGData(ModuleMethod[TeacherRecipe]):
     """PlanRAG: examples of its modules, from gold annotations or by a teacher.
 
     From annotations: plans, filled subqueries and answers. From a teacher: plans, which are repaired, or rejected
-    if they were cut or cannot be repaired. The counts give the depth of the plans (Table 1), the number of
-    the teacher's plans that were repaired (the count ``mended``), and their edit distance from annotated plans.
+    if they were cut or cannot be repaired. The counts give the depth of the plans (Table 1), how many of the
+    teacher's plans were repaired (``mended``), and their edit distance from annotated plans.
     """
 
     recipe_type: ClassVar = TeacherRecipe

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from rag_train.errors import UserError
-from rag_train.package_files import packaged
+from rag_train.package_files import copy_files, packaged
 
 LINES = "lines"
 """The field of labelled lines whose number is not fixed, such as the sub-questions so far."""
@@ -132,14 +132,7 @@ OURS = Instructions()
 def copied(names: Iterable[str], folder: Path) -> list[Path]:
     """Copy files of ``prompts/`` into ``folder``. Raises UserError if a file exists or cannot be written."""
     copies = [folder / f"{name}.txt" for name in names]
-    if existing := next((copy for copy in copies if copy.exists()), None):
-        raise UserError(f"{existing}: already exists; move it away or choose another directory")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for copy in copies:
-            copy.write_bytes((packaged("prompts") / copy.name).read_bytes())
-    except OSError as error:
-        raise UserError(f"{error.filename}: {error.strerror}; choose another directory") from error
+    copy_files([packaged("prompts") / copy.name for copy in copies], copies)
     return copies
 
 

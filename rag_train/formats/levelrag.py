@@ -69,14 +69,17 @@ def extend(query: str, keyword: str) -> str:
     return f"{query} {_clause(keyword)}".strip()
 
 
+def _excludes(clauses: Sequence[Clause], words: tuple[str, ...]) -> bool:
+    return any(clause.occur == "must_not" and clause.words == words for clause in clauses)
+
+
 def exclude(query: str, keyword: str) -> str:
     """Return ``query`` without ``keyword``, or, if the query lacks it, with Lucene's operator "-" before it.
 
     A keyword that the query excludes already changes nothing.
     """
-    words = _words(keyword)
-    clauses = parse(query)
-    if not words or any(clause.occur == "must_not" and clause.words == words for clause in clauses):
+    words, clauses = _words(keyword), parse(query)
+    if not words or _excludes(clauses, words):
         return query
     if not any(_has(clause, words) for clause in clauses):
         return f"{query} -{_clause(keyword)}"
@@ -90,9 +93,8 @@ def emphasize(query: str, keyword: str) -> str:
     A keyword that the query lacks is put before the query in quotation marks; one that the query excludes changes
     nothing.
     """
-    words = _words(keyword)
-    clauses = parse(query)
-    if not words or any(clause.occur == "must_not" and clause.words == words for clause in clauses):
+    words, clauses = _words(keyword), parse(query)
+    if not words or _excludes(clauses, words):
         return query
     if not any(_has(clause, words) for clause in clauses):
         return f'"{" ".join(words)}" {query}'
@@ -110,7 +112,7 @@ def _clause(keyword: str) -> str:
 
 
 def _place(clause: Clause, words: tuple[str, ...]) -> int | None:
-    """Return where ``words`` begin in the clause, whatever their case; None if they are not in it."""
+    """Return where ``words`` begin in the clause, in upper or lower case; None if they are not in it."""
     wanted = [word.casefold() for word in words]
     held = [word.casefold() for word in clause.words]
     return next((i for i in range(len(held)) if held[i : i + len(wanted)] == wanted), None)

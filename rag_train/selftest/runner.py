@@ -129,8 +129,8 @@ def _environment(folder: Path) -> dict[str, str]:
 def _own_descendants() -> Iterator[None]:
     """Kill the processes that were started inside the block, and all that these have started.
 
-    Processes whose parent has ended become children of this one, so that none is missed, in whichever session or
-    group it is.
+    Processes whose parent has ended become children of this one. So none is missed, also in another session or
+    group.
     """
     this = psutil.Process()
     before = set(this.children(recursive=True))

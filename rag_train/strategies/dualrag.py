@@ -52,7 +52,7 @@ class DualRAG(Strategy):
     """Rerank each entity's passages by its name (the release's query; the paper names none), if there is a
     reranker."""
     floor: bool = True
-    """Leave out reranked passages whose raw score is 0 or less (the release's); false: keep the best whatever their
+    """Leave out reranked passages whose raw score is 0 or less (the release's); false: keep the best of any
     score (the paper's)."""
     candidates: int = 50
     """Number of passages to rerank for each query."""

@@ -47,7 +47,7 @@ def logprobs(work: Work) -> str:
 def stop(work: Work) -> str:
     """End a continuation at a string."""
     stopped = _complete(work, replace(GREEDY, stop=("\n",)))
-    assert "\n" not in stopped.text, f"the text goes on after the stop string: {stopped.text!r}"
+    assert "\n" not in stopped.text, f"there is text after the stop string: {stopped.text!r}"
     assert stopped.stop == "\n", f"the stop string is not named: {stopped.stop!r}"
     return f"ended {stopped.text!r}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -138,8 +139,6 @@ def _keys(work: Work, name: str) -> list[str]:
 
 
 def _result(work: Work, name: str) -> dict[str, Any]:
-    import json
-
     return json.loads((work.folder / name / "training.json").read_text(encoding="utf-8"))
 
 
