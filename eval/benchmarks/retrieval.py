@@ -8,7 +8,8 @@ The passages are resampled from the passages of ``--corpus``, and the queries fr
 - a batch of dense searches, and FAISS's flat index over the same vectors;
 - the retrieval service under 64 concurrent clients, and the index in process.
 
-The contestants search in turn. bm25s returns positions, the others passages; tantivy searches on one thread.
+The contestants search in turn, and all of them keep the passages on disk and return those found; tantivy searches
+on one thread.
 ``OMP_NUM_THREADS`` and ``NUMBA_NUM_THREADS`` set the threads of the last two parts. Linux. Writes retrieval.json
 and retrieval.md.
 """
@@ -218,9 +219,9 @@ def build(name: str, corpus: Path, size: int, work: Path) -> None:
 
         from rag_train.retrieval.index.words import Words, indexed_text
 
-        words, index = Words("english"), bm25s.BM25(backend="numba")
-        index.index([words(indexed_text(passage)) for passage in passages], show_progress=False)
-        index.save(directory)
+        words, index, kept = Words("english"), bm25s.BM25(backend="numba"), list(passages)
+        index.index([words(indexed_text(passage)) for passage in kept], show_progress=False)
+        index.save(directory, corpus=[passage.model_dump(exclude_none=True) for passage in kept])
     seconds, peak = time.perf_counter() - start, process_memory("VmHWM") - before
     size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     print(json.dumps({"seconds": seconds, "peak": peak, "bytes": size}), flush=True)
@@ -243,7 +244,7 @@ def opened(name: str, directory: Path) -> tuple[Callable[[list[str]], Any], Call
 
         from rag_train.retrieval.index.words import Words
 
-        index = bm25s.BM25.load(directory, mmap=True)
+        index = bm25s.BM25.load(directory, mmap=True, load_corpus=True)
         threads = int(os.environ["NUMBA_NUM_THREADS"])
 
         def search(queries: list[str]) -> Any:
@@ -252,7 +253,7 @@ def opened(name: str, directory: Path) -> tuple[Callable[[list[str]], Any], Call
 
         def rankings(found: Any) -> list[Ranking]:
             rows = zip(found.documents.tolist(), found.scores.tolist(), strict=True)
-            return [[(str(id), score) for id, score in zip(*row, strict=True) if score > 0] for row in rows]
+            return [[(found["id"], score) for found, score in zip(*row, strict=True) if score > 0] for row in rows]
 
         return search, rankings
     from rag_train.retrieval.open import load_index

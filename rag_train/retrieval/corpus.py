@@ -6,12 +6,12 @@ Every error in a file is a UserError of one line with the file, the line or row,
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic_core import from_json
 
 from rag_train.answers import composed
 from rag_train.errors import UserError
@@ -78,24 +78,25 @@ class PassageStore:
 
     def __init__(self, lines: Bytes, offsets: array[int] | np.ndarray):
         self.lines = lines
-        self.offsets = offsets
+        self.offsets = np.asarray(offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def __getitem__(self, position: int) -> Passage:
-        line = self.lines[self.offsets[position] : self.offsets[position + 1]]
-        try:
-            return Passage.model_validate_json(line)
-        except ValidationError as error:
-            raise UserError(f"passage {position} of the index is damaged; build the index again") from error
+        return self.found([position], [None])[0]
 
-    def found(self, positions: Iterable[int], scores: Iterable[float]) -> list[Passage]:
+    def found(self, positions: Sequence[int], scores: Sequence[float | None]) -> list[Passage]:
         """Return the passages at ``positions`` with their scores."""
-        return [
-            self[position].model_copy(update={"score": score})
-            for position, score in zip(positions, scores, strict=True)
-        ]
+        at = np.asarray(positions, dtype=np.int64)
+        starts, ends = (self.offsets[at + next].tolist() for next in (0, 1))
+        passages = []
+        for position, start, end, score in zip(positions, starts, ends, scores, strict=True):
+            try:
+                passages.append(Passage(**from_json(self.lines[start:end]), score=score))
+            except (TypeError, ValueError) as error:
+                raise UserError(f"passage {position} of the index is damaged; build the index again") from error
+        return passages
 
 
 def encode(passage: Passage) -> bytes:
