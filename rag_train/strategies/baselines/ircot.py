@@ -24,7 +24,7 @@ class IRCoT(Strategy):
     paper: ClassVar = "Trivedi et al. 2023; baseline of DualRAG, HANRAG and LevelRAG"
 
     max_steps: int = 5
-    """Maximum number of sentences (DualRAG's limit, section 4.3; 8 in IRCoT)."""
+    """Maximum number of sentences (DualRAG's limit, section 4.3; 8 in IRCoT's paper, for HANRAG's rows)."""
     most_passages: int = 15
     """Maximum number of passages to keep (the paper's limit)."""
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from itertools import count
 
 import pytest
+from support.fakes import Found, Says
 
 from rag_train.errors import UserError
 from rag_train.eval.papers.printed import PAPERS, chosen_tables, papers
 from rag_train.questions.formats import FORMATS
-from rag_train.strategies.registry import parse_strategy
+from rag_train.schema import Question
+from rag_train.strategies.base import Kit
+from rag_train.strategies.registry import build, parse_strategy
 
 
 def distinct(names: Sequence[str]) -> bool:
@@ -52,3 +57,16 @@ def test_rejects_unknown_papers_and_tables(paper: str, id: str, problem: str):
     with pytest.raises(UserError) as error:
         chosen_tables(paper, id)
     assert str(error.value).startswith(problem)
+
+
+def test_ircot_of_hanrags_tables_makes_eight_rounds_with_a_model_that_does_not_stop():
+    """The rows average up to 5.53 rounds, which the default of five sentences cannot reach."""
+    tables = papers()["hanrag"].tables.values()
+    rows = [(table, row) for table in tables for row in table.rows if row.name == "IRCoT"]
+    columns = [(i, row) for table, row in rows for i, each in enumerate(table.columns) if each.metric == "rounds"]
+    assert max(row.values[i] or 0 for i, row in columns) == 5.53
+    for spec, rounds in ({str(row.strategy): 8 for _, row in rows} | {"ircot": 5}).items():
+        numbers = count()
+        kit = Kit(Says(lambda _, n=numbers: f" Thought {next(n)}."), Found([]), instructions=False)
+        got = asyncio.run(build(spec, kit).answer(Question(id="q", question="Who?", answers=["x"])))
+        assert got.rounds == got.retrievals == rounds

@@ -1,6 +1,7 @@
 """The baselines are as their papers define them: what they send to the model and to the retriever."""
 
 import asyncio
+import math
 import re
 from collections.abc import Sequence
 from importlib.resources import files
@@ -14,7 +15,7 @@ from rag_train.formats.instructions import OURS
 from rag_train.llm.base import Abilities, Completion, Sampling, TokenLogprob, Usage
 from rag_train.llm.transformers import Inspection
 from rag_train.schema import Passage, Question, Trajectory
-from rag_train.strategies.base import Kit
+from rag_train.strategies.base import STRATEGIES, Kit
 from rag_train.strategies.baselines import dragin, rq_rag
 from rag_train.strategies.baselines.sentences import first_sentence
 from rag_train.strategies.registry import build
@@ -66,6 +67,15 @@ def test_flare_looks_ahead_without_passages():
     got = answer("flare,max_sentences=2", llm, found)
     assert found.queries == ["Ada it."] and got.reasoning == "Ada wrote it."
     assert ["Context:" in prompt for prompt in llm.prompts] == [False, True, True]  # the last one is the answer's
+
+
+def test_flare_is_uncertain_below_a_fifth_as_in_dualrags_release():
+    for chance, queries in ((0.21, []), (0.19, ["Ada it."])):
+        found = Found(PASSAGES)
+        written = [(" Ada", -0.1), (" wrote", math.log(chance)), (" it.", -0.1)]
+        answer("flare,max_sentences=1", Tokens(written), found)
+        assert found.queries == queries
+    assert STRATEGIES["flare"].bound == (1 + 2 * 5, 5)
 
 
 @pytest.mark.parametrize("rule", ["least", "mean"])
