@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -235,3 +237,23 @@ def test_shipped_recipes_are_valid(path: Path, tmp_path: Path):
     recipe = load_recipe(TrainRecipe, path, [f"data={tmp_path / 'data.jsonl'}"])
     stages = {"dpo": path.stem.endswith("_dpo"), "rl": path.stem.startswith("rl")}
     assert recipe.stage == next((stage for stage, named in stages.items() if named), "sft")
+
+
+@pytest.mark.parametrize("path", TRAINING_RECIPES, ids=lambda path: path.stem)
+def test_the_table_of_steps_is_that_of_the_recipes(path: Path):
+    page = (ROOT / "docs/site/howto/train.md").read_text(encoding="utf-8")
+    [line] = re.findall(rf"(?m)^\| `{path.stem}` \| (.*)", page)
+    examples, tokens, each, epochs, steps = (
+        float(cell.replace(",", "").replace("–", "0")) for cell in line.split(" | ")[:5]
+    )
+    recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    batch, rl = recipe["global_batch"], recipe.get("rl")
+    packed = recipe.get("sft", {}).get("pack_tokens")
+    of_a_row = packed / tokens if packed else 1 / rl["group"] if rl else 1
+    assert (round(batch * of_a_row), epochs) == (each, recipe.get("epochs", 0))
+    if rl:
+        updates = rl.get("updates", 1)
+        made = examples / of_a_row // (batch * updates) * updates * epochs  # whole generations
+    else:
+        made = math.ceil(math.ceil(examples / of_a_row) / batch) * epochs
+    assert recipe.get("steps", math.ceil(made)) == steps
