@@ -22,6 +22,7 @@ from rag_train.schema import Passage
         ("docid.jsonl", '\ufeff{"docid": 7, "title": "A \\"b\\"", "text": "Some text."}'),
         ("flashrag.jsonl", '{"id": "7", "contents": "\\"A \\"b\\"\\"\\nSome text."}\n\n'),
         ("title.jsonl", '{"id": 7, "title": "A \\"b\\"", "contents": "A \\"b\\"\\nSome text."}\n'),
+        ("atlas.jsonl", '{"id": "7", "title": "A \\"b\\"", "section": "Life", "text": "Some text."}\n'),
         ("dpr.tsv", 'id\ttext\ttitle\r\n7\tSome text.\t"A ""b"""\r\n'),
         ("mine.CSV", 'id,title,text\n7,"A ""b""",Some text.\n'),
         ("list.json", '[\n{"id": "7", "title": "A \\"b\\"", "text": ["Some ", "text."]}\n]'),
