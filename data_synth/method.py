@@ -14,7 +14,6 @@ from pydantic import DirectoryPath, FilePath
 
 from rag_train.data_synth.inputs import check_unique_ids, identifying_settings
 from rag_train.data_synth.leakage import Leak, keep_out
-from rag_train.errors import UserError
 from rag_train.formats.instructions import Given, given
 from rag_train.jobs.items import WHOLE, Outcome, Shard, Summary, run
 from rag_train.recipe import Count
@@ -37,15 +36,12 @@ class SynthesisRecipe:
 
     def __post_init__(self) -> None:
         """Read the user's files, so that their mistakes show before a model is opened."""
-        try:
-            given(self.instructions, self.prompts)
-        except UserError as error:
-            raise UserError(f"prompts: {error}") from error
+        _ = self.given
 
     @cached_property
     def given(self) -> Given:
         """The instructions that prompts begin with."""
-        return given(self.instructions, self.prompts)
+        return given("prompts:", self.instructions, self.prompts)
 
 
 @dataclass(frozen=True, kw_only=True)

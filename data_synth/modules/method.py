@@ -87,8 +87,7 @@ class ModuleMethod(Method[R, Question]):
             indexes=[recipe.index],
             engine=recipe.engine,
             passages=recipe.passages,
-            instructions=recipe.instructions,
-            prompts=recipe.prompts,
+            given=recipe.given,
         )
 
     @classmethod

@@ -137,6 +137,9 @@ def bound(strategy: str, passages: int) -> Bound | None:
     return Bound(calls, searches)
 
 
+MANY = 1000
+"""Calls of a question from which on a bound says little of what a question takes."""
+LIMIT = "At most, of {}: thousands of calls for a question, by a model that never stops; max_calls=N limits them."
 COUNTS = ("cells", "questions", "calls", "calls at most", "searches", "searches at most")
 COLUMNS = dict.fromkeys((*COUNTS, "tokens read", "tokens written"), ",.0f")
 COLUMNS |= {"minutes": ",.1f", "MiB": ",.1f", "dollars": ",.2f"}
@@ -158,6 +161,7 @@ def estimate_table(groups: Mapping[str, Sequence[CellEstimate]], prices: tuple[f
     figures = {name: _total([each.figures(prices) for each in cells]) for name, cells in groups.items()}
     figures["all"] = _total([each.figures(prices) for cells in groups.values() for each in cells])
     asked = sum(each.asked for cells in groups.values() for each in cells)
+    endless = [each.cell for cells in groups.values() for each in cells if each.most and each.most.calls > MANY]
     return Table(
         title="Dry run",
         caption="What the missing answers would take.",
@@ -169,7 +173,7 @@ def estimate_table(groups: Mapping[str, Sequence[CellEstimate]], prices: tuple[f
             ]
             for name, of in figures.items()
         ],
-        notes=[note.format(asked) for note in NOTES],
+        notes=[note.format(asked) for note in (*NOTES, *([LIMIT.format(", ".join(endless))] if endless else []))],
         importance=[1 + shown.index(name) for name in IMPORTANCE if name in shown],
     )
 

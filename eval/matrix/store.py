@@ -17,7 +17,7 @@ from rag_train.eval.matrix.cell import MATRIX, Cell, CellName, Matrix, file_name
 from rag_train.eval.matrix.tables import matrix_csv, matrix_tables
 from rag_train.eval.metrics.boundary import known_facts
 from rag_train.eval.metrics.scores import Score, score
-from rag_train.eval.metrics.summary import counted, measure_intervals, summarize
+from rag_train.eval.metrics.summary import counted, grade_counts, measure_intervals, summarize
 from rag_train.jobs.files import placed_records, write_records, write_text
 from rag_train.schema import Question, Trajectory
 
@@ -129,12 +129,13 @@ def read_answers(
 
 
 def rescore(directory: Path, cell: Cell, scores: Sequence[Score], unjudged: dict[str, float]) -> Cell:
-    """Replace the scores of a cell and the number of answers that the judge refused, by reason.
+    """Replace the scores of a cell and the number of things that the judge refused to judge, by reason.
 
     `write_matrix` adds the cell to the matrix.
     """
     write_records(directory / cell.scores, scores)
-    summary = cell.summary.model_copy(update={"measures": measure_intervals(scores), "unjudged": unjudged})
+    measures = {"measures": measure_intervals(scores), "unjudged": unjudged, **grade_counts(scores)}
+    summary = cell.summary.model_copy(update=measures)
     return cell.model_copy(update={"summary": summary})
 
 

@@ -150,13 +150,19 @@ def measures_table(runs: Sequence[RunSummary]) -> Table:
         "rouge2": "ROUGE-2",
         "rouge_l": "ROUGE-L",
         "judge": "Judge",
+        "best_of_two_em": "Best of two: EM",
+        "best_of_two_f1": "Best of two: F1",
+        "best_of_two_accuracy": "Best of two: accuracy",
+        "best_of_two_judge": "Best of two: judge",
     }
     shown = [name for name in columns if any(name in run.measures for run in runs)]
     return Table(
         title="Other measures",
         caption="In percent, over the questions that each measure applies to. Success: a retrieved passage "
         "contains a gold answer; precision and recall: retrieved passages against gold passages; compound: share "
-        "of the requested facts that the answer contains; judge: answers that a language model calls correct.",
+        "of the requested facts that the answer contains; judge: answers that a language model calls correct. "
+        "Best of two: the better score of an answer and of a short one taken from it (DualRAG's release); not "
+        "comparable with scores of one answer.",
         columns=["Strategy", *(columns[name] for name in shown)],
         rows=[
             [run.name, *(_percent(run.measures[name]) if name in run.measures else NOTHING for name in shown)]
@@ -167,6 +173,42 @@ def measures_table(runs: Sequence[RunSummary]) -> Table:
             _interval_note(runs),
             *_note("Answers refused by the judge, which count as wrong", [counted(r.unjudged) for r in runs], runs),
         ],
+    )
+
+
+def wording_table(runs: Sequence[RunSummary]) -> Table:
+    """Return the words of three classes in subqueries (DeepRAG, Figure 4)."""
+    return Table(
+        title="Wording of subqueries",
+        caption='Mean number per subquery; conjunctions are "and" and "or".',
+        columns=["Strategy", "WH-words", "Pronouns", "Conjunctions"],
+        rows=[
+            [run.name, *(NOTHING if n is None else f"{n:.2f}" for n in (each.wh, each.pronouns, each.conjunctions))]
+            for run in runs
+            if (each := run.wording)
+        ],
+    )
+
+
+def gain_table(runs: Sequence[RunSummary]) -> Table:
+    """Return the information gain by depth (PlanRAG, Table 6)."""
+    return Table(
+        title="Information gain",
+        caption="Mean grade from 0 to 10 that a language model gives the subqueries of a plan up to a depth; it does "
+        "not see their answers. Plans: those that reach the depth; graded: those of them that the model graded.",
+        columns=["Strategy", "Depth", "Plans", "Graded", "Gain"],
+        rows=[
+            [
+                run.name,
+                str(depth),
+                f"{plans:.0f}",
+                f"{run.graded[depth]:.0f}",
+                _number(run.measures.get(f"gain_{depth}")),
+            ]
+            for run in runs
+            for depth, plans in run.plans.items()
+        ],
+        notes=[_interval_note(runs)],
     )
 
 
@@ -251,6 +293,8 @@ TABLES = (
     decision_table,
     reliability_table,
     depth_table,
+    wording_table,
+    gain_table,
     cost_table,
 )
 """The tables of an evaluation, in this order; those without rows are left out."""

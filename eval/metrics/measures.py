@@ -102,15 +102,21 @@ def depth(trajectory: Trajectory) -> int:
 
 
 WH_WORDS = frozenset(("what", "when", "where", "which", "who", "whom", "whose", "why", "how"))
+PRONOUNS = frozenset(
+    "i me my mine myself you your yours yourself yourselves he him his himself she her hers herself it its itself "
+    "we us our ours ourselves they them their theirs themselves".split()
+)
 CONJUNCTIONS = frozenset(("and", "or"))
 
 
-def wording(trajectory: Trajectory) -> tuple[int, int, int]:
-    """Count the subqueries, the WH-words in them, and the conjunctions in them (DeepRAG, Figure 4).
+def wording(trajectory: Trajectory) -> tuple[int, int, int, int]:
+    """Count the subqueries, and the WH-words, pronouns and conjunctions in them (DeepRAG, Figure 4).
 
-    Both word classes are closed, so lists suffice; the figure names the conjunctions "and" and "or". It also counts
-    nouns and verbs, which need a tagger and are left out here.
+    These word classes are closed, so lists suffice; the figure names the conjunctions "and" and "or". Its "nouns"
+    must be pronouns, of which its text speaks, because a subquery has more than 0.04 nouns. The figure also counts
+    verbs, which need a tagger and are left out here.
     """
     texts = [words(step.subquery).split() for step in trajectory.steps]
-    wh, conjunctions = (sum(word in kind for text in texts for word in text) for kind in (WH_WORDS, CONJUNCTIONS))
-    return len(texts), wh, conjunctions
+    classes = (WH_WORDS, PRONOUNS, CONJUNCTIONS)
+    wh, pronouns, conjunctions = (sum(word in kind for text in texts for word in text) for kind in classes)
+    return len(texts), wh, pronouns, conjunctions

@@ -10,6 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
+from pydantic import Field
+
 from rag_train.answers import accurate, exact_match, f1
 from rag_train.errors import UserError
 from rag_train.eval.metrics.measures import depth, optional_measures, rules_of
@@ -30,7 +32,10 @@ Metric = Literal[
 ]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 """Fields of `Score` that every question has."""
-OPTIONAL = ("success", "gold_precision", "gold_recall", "compound", "rouge2", "rouge_l", "judge")
+BEST_OF_TWO = ("best_of_two_em", "best_of_two_f1", "best_of_two_accuracy", "best_of_two_judge")
+"""The better score of an answer and of a short one that a model takes from it, as DualRAG's release reports. No
+other method is scored in this way: these stand beside the scores of one answer, never in their place."""
+OPTIONAL = ("success", "gold_precision", "gold_recall", "compound", "rouge2", "rouge_l", "judge", *BEST_OF_TWO)
 """Fields of `Score` that only some questions have (`rag_train.eval.metrics.measures`)."""
 
 
@@ -64,6 +69,13 @@ class Score(Record):
     rouge_l: float | None = None
     judge: float | None = None
     """1 if a language model calls the answer correct, else 0."""
+    best_of_two_em: float | None = None
+    best_of_two_f1: float | None = None
+    best_of_two_accuracy: float | None = None
+    best_of_two_judge: float | None = None
+    gains: list[float | None] = Field(default_factory=list)
+    """Grade from 0 to 10 of the plan's subqueries up to each depth, from 1 on (PlanRAG, equation 6); None where the
+    judge gave none."""
 
 
 class TokenUse(Record):
@@ -138,6 +150,7 @@ def _score(question: Question, trajectory: Trajectory) -> Score:
         critical_path=trajectory.critical_path,
         prompt_tokens=sum(call.prompt_tokens for call in trajectory.calls),
         completion_tokens=sum(call.completion_tokens for call in trajectory.calls),
+        gains=[],
         **optional_measures(question, trajectory),
     )
 

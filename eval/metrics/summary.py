@@ -40,9 +40,11 @@ class Part(Record):
 
 
 class Wording(Record):
-    """Mean number of WH-words and of conjunctions per subquery (DeepRAG, Figure 4)."""
+    """Mean number of WH-words, pronouns and conjunctions per subquery (DeepRAG, Figure 4)."""
 
     wh: float
+    pronouns: float | None = None
+    """None in results from before they were counted."""
     conjunctions: float
 
 
@@ -93,6 +95,11 @@ class RunSummary(Record):
     """Rounds and tokens per question, and each measure of `OPTIONAL` over the questions it applies to."""
     depths: dict[int, float] = Field(default_factory=dict)
     """Share of questions by reasoning depth (PlanRAG, Table 1 and Figure 4b)."""
+    plans: dict[int, float] = Field(default_factory=dict)
+    """Number of plans that reach a depth, if a judge was asked for grades, which ``measures["gain_1"]`` and so on
+    have."""
+    graded: dict[int, float] = Field(default_factory=dict)
+    """Number of those plans that the judge graded."""
     wording: Wording | None = None
     cot_calibration: Reliability | None = None
     """Reliability against the CoT boundary. Saved summaries use this field name."""
@@ -176,13 +183,32 @@ def measure_intervals(scores: Sequence[Score]) -> dict[str, Interval]:
         name: [value for s in scores if (value := getattr(s, name)) is not None]
         for name in ("rounds", "prompt_tokens", "completion_tokens", *OPTIONAL)
     }
+    deepest = max(len(score.gains) for score in scores)
+    columns |= {f"gain_{depth}": graded for depth in range(1, deepest + 1) if (graded := grades(scores, depth))}
     return {name: (share if name in OPTIONAL else bootstrap)(of) for name, of in columns.items() if of}
+
+
+def grades(scores: Sequence[Score], depth: int) -> list[float]:
+    """Return the grades of the plans that reach a depth, without those that the judge did not grade."""
+    return [gain for s in scores if len(s.gains) >= depth and (gain := s.gains[depth - 1]) is not None]
+
+
+def grade_counts(scores: Sequence[Score]) -> dict[str, dict[int, float]]:
+    """Return ``RunSummary.plans`` and ``RunSummary.graded``."""
+    reached = Counter(depth for s in scores for depth in range(1, len(s.gains) + 1))
+    return {
+        "plans": {depth: float(count) for depth, count in sorted(reached.items())},
+        "graded": {depth: float(len(grades(scores, depth))) for depth in sorted(reached)},
+    }
 
 
 def _wording(trajectories: Sequence[Trajectory]) -> Wording | None:
     counts = [wording(trajectory) for trajectory in trajectories]
-    subqueries, wh, conjunctions = (sum(column) for column in zip(*counts, strict=True))
-    return Wording(wh=wh / subqueries, conjunctions=conjunctions / subqueries) if subqueries else None
+    subqueries, *classes = (sum(column) for column in zip(*counts, strict=True))
+    if not subqueries:
+        return None
+    wh, pronouns, conjunctions = (count / subqueries for count in classes)
+    return Wording(wh=wh, pronouns=pronouns, conjunctions=conjunctions)
 
 
 def _parts(questions: Sequence[Question], scores: Sequence[Score]) -> list[Part]:
@@ -217,7 +243,7 @@ def pool(runs: Sequence[RunSummary]) -> list[RunSummary]:
 
 
 MEANS = ("steps", "llm_calls", "errors", "nothing_found", "unparsed", "cut", "asked_again")
-COUNTS = ("refused", "unjudged", "subqueries", "retrieval_counts", "depths")
+COUNTS = ("refused", "unjudged", "subqueries", "retrieval_counts", "depths", "plans", "graded")
 SUMS = ("cot_boundary", "fact_boundary", "cot_calibration", "fact_calibration")
 """Fields that are joined over seeds by their means, by their means for each key, and by their sums."""
 
@@ -235,7 +261,8 @@ def _join(runs: Sequence[RunSummary]) -> RunSummary:
     for name in ("retrievals", "retrievals_correct", "retrievals_incorrect"):
         joined[name] = None if None in each(name) else _across(each(name))
     if words:
-        joined["wording"] = Wording(**{n: fmean(getattr(w, n) for w in words) for n in Wording.model_fields})
+        counted_in_all = [n for n in Wording.model_fields if all(getattr(w, n) is not None for w in words)]
+        joined["wording"] = Wording(**{n: fmean(getattr(w, n) for w in words) for n in counted_in_all})
     return RunSummary(
         strategy=runs[0].strategy,
         stage=runs[0].stage,

@@ -33,9 +33,8 @@ DEEP = 4
 
 DECISIONS = ("decision_f1", "decision_accuracy", "balanced_accuracy", "mcc")
 UNMEASURED = {
-    "nouns": "a part-of-speech tagger",
     "verbs": "a part-of-speech tagger",
-    "information_gain": "an LLM judge",
+    "information_gain": "a judge (`rag-train judge --measure information-gain`)",
     "examples": "the counts of a synthesis run",
     "route_accuracy": "questions of all four kinds",
     "error_share": "a person who reads the errors",
@@ -204,10 +203,9 @@ class Measurements:
                 rows = [(s.retrievals, 1) if bool(s.em) is right else (0, 0) for s in scores]
             case "depth_share" | "depth_count":
                 rows = [(min(s.depth, DEEP) in (measure.depths or ()), 1) for s in scores]
-            case "wh_words" | "conjunctions":
-                words = [wording(trajectory) for trajectory in answered]
-                wh = measure.metric == "wh_words"
-                rows = [(wh_words if wh else conjunctions, n) for n, wh_words, conjunctions in words]
+            case "wh_words" | "pronouns" | "conjunctions":
+                which = ("wh_words", "pronouns", "conjunctions").index(measure.metric)
+                rows = [(classes[which], n) for n, *classes in map(wording, answered)]
             case metric:
                 values = [getattr(s, FIELDS.get(metric, metric)) for s in scores]
                 rows = [(value or 0, value is not None) for value in values]

@@ -28,7 +28,7 @@ PrintedMetric = Literal[
     "input_tokens", "output_tokens",
     "depth_share", "depth_count", "information_gain",  # plans: share and number by depth, and a judge's score
     "route_accuracy", "error_share",  # questions classified correctly by a router; errors of one kind
-    "wh_words", "nouns", "verbs", "conjunctions",  # words of a class in a subquery, on average
+    "wh_words", "pronouns", "verbs", "conjunctions",  # words of a class in a subquery, on average
     "examples",  # training examples
 ]  # fmt: skip
 """Metric of a printed column."""

@@ -244,15 +244,27 @@ def compare(
 def judge(
     directory: MatrixDirectory,
     model: Model,
+    measure: Annotated[
+        str,
+        typer.Option(
+            metavar="answers|best-of-two|information-gain",
+            help="Whether each answer is right; the better of it and of a short answer taken from it (DualRAG's "
+            "release); or how much a plan's subqueries contribute (PlanRAG).",
+        ),
+    ] = "answers",
     engine: Engine = "vllm",
     url: Urls = None,
+    prompts: Prompts = None,
     as_json: Json = False,
 ) -> None:
-    """Judge all answers with a language model; the same model judges an answer only once."""
+    """Judge all answers with a language model; the same model is asked each thing only once."""
     announce(f"{directory}: judging its answers with {model}")
     from rag_train.eval.matrix.verdicts import judge_matrix
+    from rag_train.formats.instructions import OURS, given
 
-    _report_cells(as_json, directory, asyncio.run(judge_matrix(directory, model, engine_config(engine, url))))
+    instructions = given("--prompts", True, prompts) or OURS
+    judged = judge_matrix(directory, model, engine_config(engine, url), measure, instructions)
+    _report_cells(as_json, directory, asyncio.run(judged))
 
 
 @evaluation.command(rich_help_panel=EVALUATION)

@@ -169,7 +169,7 @@ def kit_config(
 ) -> KitConfig:
     """Return the configuration of a kit for the strategies from the options.
 
-    Raises UserError as `engine_config`, `parse_strategy`, `parse_roles` and `Instructions` do.
+    Raises UserError as `engine_config`, `parse_strategy`, `parse_roles` and `given` do.
     """
     from rag_train.formats.instructions import given
     from rag_train.strategies.kit import KitConfig, parse_roles
@@ -177,10 +177,6 @@ def kit_config(
 
     main = engine_config(engine, url)
     known = dict.fromkeys(name for strategy in strategies for name in parse_strategy(strategy)[0].roles)
-    try:
-        given(instructions, prompts)
-    except UserError as error:
-        raise UserError(f"--prompts {error}") from error
     return KitConfig(
         model=model,
         indexes=index,
@@ -189,6 +185,5 @@ def kit_config(
         reranker=reranker,
         engine=main,
         passages=passages,
-        instructions=instructions,
-        prompts=prompts,
+        given=given("--prompts", instructions, prompts),
     )

@@ -140,11 +140,17 @@ Given = Instructions | Literal[False]
 """The instructions that prompts begin with; False for models that were trained without instructions."""
 
 
-def given(instructions: bool, folder: Path | None) -> Given:
+def given(where: str, instructions: bool, folder: str | Path | None) -> Given:
     """Return ours or, with a folder of a user's files, those; False without ``instructions``.
 
-    Raises UserError if the files cannot be used, or are not used because there are no instructions.
+    Raises UserError, which begins with ``where`` the folder is named, if the files cannot be used, or are not used
+    because there are no instructions.
     """
     if folder and not instructions:
-        raise UserError(f"{folder}: not used without instructions; leave the directory out or switch them on")
-    return instructions and (Instructions(folder) if folder else OURS)
+        raise UserError(
+            f"{where} {folder}: not used without instructions; leave the directory out or switch them on"
+        )
+    try:
+        return instructions and (Instructions(folder) if folder else OURS)
+    except UserError as error:
+        raise UserError(f"{where} {error}") from error

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rag_train.errors import UserError
-from rag_train.formats.instructions import Given, given
+from rag_train.formats.instructions import OURS, Given
 from rag_train.identity import model as model_identity
 from rag_train.identity import model_or_service
 from rag_train.llm.base import LLM
@@ -62,8 +61,7 @@ class KitConfig:
         reranker: directory, hub name, or vLLM server of a cross-encoder.
         engine: settings of the engine.
         passages: number of passages retrieved for a query.
-        instructions: whether prompts begin with the method's instruction.
-        prompts: directory of files in place of our instructions (`rag_train.formats.instructions`).
+        given: the instructions that prompts begin with. Their identity is part of that of the strategy's code.
     """
 
     model: str
@@ -73,13 +71,7 @@ class KitConfig:
     reranker: str | None = None
     engine: EngineConfig = field(default_factory=EngineConfig)
     passages: int = 3
-    instructions: bool = True
-    prompts: Path | None = None
-
-    @cached_property
-    def given(self) -> Given:
-        """The instructions that prompts begin with. Their identity is part of that of the strategy's code."""
-        return given(self.instructions, self.prompts)
+    given: Given = OURS
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -95,7 +87,7 @@ class KitConfig:
             "roles": {role: self.roles[role].identity for role in sorted(self.roles)},
             "reranker": self.reranker and model_or_service(self.reranker),
             "passages": self.passages,
-            "instructions": self.instructions,
+            "instructions": bool(self.given),
         }
 
     @property

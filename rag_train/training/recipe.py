@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, FilePath
 
 from rag_train.errors import UserError
+from rag_train.formats.instructions import Given, given
 from rag_train.model_presets import fill_from_preset
 from rag_train.recipe import Count, load_recipe
 from rag_train.training.rl.rewards import Rewards
@@ -87,6 +89,9 @@ class RLRecipe:
     """Passages that a retrieval returns."""
     instructions: bool = True
     """Whether prompts begin with the strategy's instruction, like DeepRAG's in the records of Stages I and II."""
+    prompts: str | None = None
+    """Directory of files in place of the package's instructions, by name; null: those of the package. Evaluate and
+    serve the model with the same files."""
     strategy: Literal["deeprag", "dualrag", "planrag", "search-r1"] = "deeprag"
     """Strategy of the rollouts. deeprag, dualrag and planrag start from a model that writes their formats.
     search-r1 (Jin et al. 2025) can start from any model that follows instructions. With dualrag, all modules are
@@ -157,6 +162,15 @@ class RLRecipe:
     collapse: Count | None = 50
     """Stop if for this many steps no rollout differs in reward from the others of its group, or the entropy is 0.
     null: never."""
+
+    def __post_init__(self) -> None:
+        """Read the user's prompts, so that their mistakes show before a model is opened."""
+        _ = self.given
+
+    @cached_property
+    def given(self) -> Given:
+        """The instructions that prompts begin with."""
+        return given("rl.prompts:", self.instructions, self.prompts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,8 +281,8 @@ class TrainRecipe:
         if (self.epochs is None) == (self.steps is None):
             problem = "missing" if self.steps is None else f"steps={self.steps} is given as well"
             raise UserError(f"epochs: {problem}; give epochs (passes over the data) or steps, not both")
-        for key, given in (("keep", self.keep == "best"), ("patience", self.patience is not None)):
-            if given and self.eval_data is None:
+        for key, asked in (("keep", self.keep == "best"), ("patience", self.patience is not None)):
+            if asked and self.eval_data is None:
                 raise UserError(f"{key}={getattr(self, key)}: needs held-out examples; set eval_data=FILE as well")
         if self.pack_tokens and self.batch_size > 1:
             raise UserError(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rag_train.errors import UserError
+from rag_train.formats.instructions import OURS
 from rag_train.identity import files
 from rag_train.jobs.files import write_json
 from rag_train.progress import console
@@ -42,6 +43,7 @@ def identity_of(recipe: TrainRecipe) -> dict[str, Any]:
     if recipe.rl:
         more["retriever"] = retriever_identity(open_retriever(recipe.rl.index))
         more["rewards"] = Rewards(recipe.rl.reward, recipe.rl.price).own_code()
+        more["prompts"] = {each.name: each.text for each in (recipe.rl.given or OURS).values() if each.own}
     base, adapter = base_of(recipe.model)
     if adapter:
         more["base_sha256"] = weights_sha256(base)

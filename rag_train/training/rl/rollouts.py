@@ -19,7 +19,6 @@ from typing import Any
 
 from rag_train.errors import Refused, UserError
 from rag_train.formats import deeprag
-from rag_train.formats.instructions import OURS
 from rag_train.llm.base import LLM, Completion, Sampling, Usage
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Decision, LLMCall, Question, Step, Trajectory
@@ -231,7 +230,7 @@ class Rollouts:
         return DeepRAG(self._kit(llm), name="deeprag", max_steps=steps, max_tokens=tokens)
 
     def _kit(self, llm: LLM) -> Kit:
-        return Kit(llm, self._retriever, self._recipe.passages, self._recipe.instructions and OURS)
+        return Kit(llm, self._retriever, self._recipe.passages, self._recipe.given)
 
     async def _answered(
         self,

@@ -19,16 +19,18 @@ from support.matrices import contents, numbered
 import rag_train.eval.matrix.run
 from rag_train.errors import UserError, masked
 from rag_train.eval.matrix.cell import Cell, CellName, load_matrix
+from rag_train.eval.matrix.estimate import CellEstimate, bound, estimate_table
 from rag_train.eval.matrix.run import run_matrix
 from rag_train.eval.matrix.store import read_cell
 from rag_train.formats.deeprag import FINAL
+from rag_train.formats.instructions import Instructions
 from rag_train.jobs.items import OpenItems
 from rag_train.llm.base import EngineError
 from rag_train.llm.engines import EngineConfig
 from rag_train.retrieval.fusion import FusedRetriever
 from rag_train.retrieval.rerank import RerankedRetriever
 from rag_train.schema import Passage, Question
-from rag_train.strategies.base import Kit
+from rag_train.strategies.base import STRATEGIES, Kit
 from rag_train.strategies.kit import KitConfig, RoleConfig
 
 
@@ -254,7 +256,7 @@ SETTINGS = {
     "urls": ({"engine": ENGINE}, {"engine": replace(ENGINE, urls=["http://b:1"])}),
     "thinking": ({}, {"engine": EngineConfig(thinking=False)}),
     "role": ({"roles": {"reader": RoleConfig("m", ENGINE)}}, {"roles": {"reader": RoleConfig("n", ENGINE)}}),
-    "instructions": ({}, {"instructions": False}),
+    "instructions": ({}, {"given": False}),
 }
 
 
@@ -264,7 +266,7 @@ def test_two_settings_share_no_answers(started: FakeEngine, tmp_path: Path, pair
     first, second = SETTINGS[pair]
     evaluate(tmp_path / "one", {"d": numbered(0)}, strategies=["rag"], **first)
     before = contents(tmp_path)
-    setting = "retrievers" if "retrievers" in second else next(iter(second))
+    setting = pair if pair == "instructions" else "retrievers" if "retrievers" in second else next(iter(second))
     with pytest.raises(UserError, match=f"answered with a different setting '{setting}'; give the model, the"):
         evaluate(tmp_path / "one", {"d": numbered(0)}, strategies=["rag"], **second)
     assert contents(tmp_path) == before and started.models == ["a"]
@@ -303,10 +305,22 @@ def test_answers_follow_the_prompts_and_not_their_place(started: FakeEngine, tmp
         (tmp_path / folder / "rag.txt").write_text(text)
         (tmp_path / folder / "react.txt").write_text(f"Used by no strategy here, {folder}.")
     for folder in "abc":
-        evaluate(tmp_path / "all" / folder, {"d": numbered(0)}, strategies=["rag"], prompts=tmp_path / folder)
+        evaluate(
+            tmp_path / "all" / folder, {"d": numbered(0)}, strategies=["rag"], given=Instructions(tmp_path / folder)
+        )
     answers = [{path.name for path in (tmp_path / "all" / folder / "answers").iterdir()} for folder in "abc"]
     assert answers[0] == answers[2] != answers[1]
     with pytest.raises(UserError, match="answered with a different setting 'code'; give the model, the"):
-        evaluate(tmp_path / "all/a", {"d": numbered(0)}, strategies=["rag"], prompts=tmp_path / "b")
+        evaluate(tmp_path / "all/a", {"d": numbered(0)}, strategies=["rag"], given=Instructions(tmp_path / "b"))
     with pytest.raises(UserError, match="answered with a different setting 'code'; give the model, the"):
         evaluate(tmp_path / "all/a", {"d": numbered(0)}, strategies=["rag"])
+
+
+def test_a_dry_run_says_which_bounds_only_a_model_reaches_that_never_stops():
+    few, many = (
+        CellEstimate(cell=f"m/{name}", questions=1, most=STRATEGIES[name].bound) for name in ("rag", "levelrag")
+    )
+    assert estimate_table({"a": [few]}, (0, 0)).notes == estimate_table({"a": [many]}, (0, 0)).notes[:-1]
+    note = "At most, of m/levelrag: thousands of calls for a question, by a model that never stops; max_calls=N "
+    assert estimate_table({"a": [few, many]}, (0, 0)).notes[-1].startswith(note)
+    assert bound("levelrag,max_calls=40", 3) == (40, 26_400)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from support.trajectories import step, trajectory
 
+from rag_train.eval.matrix.tables import wording_table
 from rag_train.eval.metrics.measures import compound, depth, rouge, wording
 from rag_train.eval.metrics.scores import score
-from rag_train.eval.metrics.summary import summarize
+from rag_train.eval.metrics.summary import Wording, pool, summarize
 from rag_train.schema import Plan, PlanNode, Question
 
 
@@ -43,8 +44,12 @@ def test_counts_depth_and_words_of_subqueries() -> None:
         2,
     ]
     run = trajectory(step("Who wrote it, and when?"), step("Is that WHERE Band or bandy live?"))
-    assert wording(run) == (2, 3, 2)
+    assert wording(run) == (2, 3, 1, 2)
     question = Question(id="q", question="?", answers=["a"])
     summary = summarize([question], [run], strategy="s")
     assert summary.depths == {0: 0.0, 1: 0.0, 2: 1.0}
-    assert summary.wording and (summary.wording.wh, summary.wording.conjunctions) == (1.5, 1.0)
+    assert summary.wording == Wording(wh=1.5, pronouns=0.5, conjunctions=1.0)
+    assert wording_table([summary]).rows == [["s", "1.50", "0.50", "1.00"]]
+    earlier = summary.model_copy(update={"wording": Wording(wh=1.5, conjunctions=1.0), "seeds": [1]})
+    [joined] = pool([summary, earlier])
+    assert joined.wording == Wording(wh=1.5, conjunctions=1.0), "what was not counted in all seeds has no mean"

@@ -22,11 +22,11 @@ from rag_train.errors import UserError
 from rag_train.formats import dualrag, levelrag, tasks
 from rag_train.formats.instructions import OURS, Instructions, given
 from rag_train.formats.tasks import user_turn
-from rag_train.llm_judge import JUDGE
+from rag_train.llm_judge import GAIN, JUDGE, SHORT
 from rag_train.strategies.base import STRATEGIES, Kit
 from rag_train.strategies.registry import build
 
-SYNTHESIS = {"compound_ask", "compound_combine", "hop_question", JUDGE.name}
+SYNTHESIS = {"compound_ask", "compound_combine", "hop_question", JUDGE.name, SHORT.name, GAIN.name}
 """Prompts that no strategy and no example has."""
 
 
@@ -101,7 +101,7 @@ def test_a_place_that_cannot_be_used_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match="Is a directory; make it a file that can be read, or remove it"):
         Instructions(tmp_path)
     with pytest.raises(UserError, match="not used without instructions"):
-        given(False, tmp_path)
+        given("prompts:", False, tmp_path)
 
 
 def test_every_field_gets_a_value_and_no_value_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -235,7 +235,8 @@ def test_mistakes_show_before_a_model_is_opened(tmp_path: Path, monkeypatch: pyt
     small_files(tmp_path, 1)
     places = ["--model", "m", "--index", str(tmp_path / "index"), "--prompts", folder]
     questions = ["--questions", str(tmp_path / "q.jsonl"), "--output", str(tmp_path / "out")]
-    for command in (["eval", *places, *questions], ["serve", "strategy", "rag", *places]):
+    judging = ["judge", str(tmp_path), "--model", "m", "--prompts", folder]
+    for command in (["eval", *places, *questions], ["serve", "strategy", "rag", *places], judging):
         assert call(*command) == 2
         assert f"error: --prompts {folder}/rags.txt: no prompt has this file's name" in capsys.readouterr().err
     recipe = ["synth", "levelrag", str(Path(tasks.__file__).parents[2] / "recipes/gold.yaml")]

@@ -119,7 +119,7 @@ class Hostile(Strategy):
 
 def opening(world: World, model: Path) -> AbstractAsyncContextManager[Kit]:
     engine = EngineConfig(kind="transformers", dtype="float32")
-    config = KitConfig(model=str(model), indexes=[], engine=engine, instructions=False)
+    config = KitConfig(model=str(model), indexes=[], engine=engine, given=False)
     return open_kit(config, {"": BM25Index.build(world.corpus())})
 
 

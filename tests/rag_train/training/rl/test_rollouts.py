@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,25 @@ def test_a_rollout_is_the_strategys_trajectory_and_its_reward():
     assert (rollout.trajectory.answer, rollout.trajectory.retrievals, found.queries) == ("Rome", 1, ["Who?"])
     assert rollout.reward == 0.75 and not rollout.branches
     assert (rollout.read, rollout.written) == (20, sum(call.completion_tokens for call in rollout.trajectory.calls))
+
+
+def test_prompts_of_the_users_own_are_read_once_and_begin_each_rollout(tmp_path: Path):
+    (tmp_path / "deeprag.txt").write_text("Split the question.")
+    recipe = RLRecipe(index="", prompts=str(tmp_path))
+    (tmp_path / "deeprag.txt").unlink()
+
+    class Kept(Writes):
+        async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+            assert prompt.startswith("Split the question.\n\nQuestion: Where")
+            return await super().complete(prompt.partition("\n\n")[2], sampling)
+
+    made = Rollouts(recipe, Kept(ASK + deeprag.SEARCH), Found([]), 999).sample([QUESTION] * 2, "seed")
+    assert len(asyncio.run(made)) == 2
+    (tmp_path / "deeprags.txt").write_text("x")
+    with pytest.raises(UserError, match=r"rl.prompts: .*deeprags.txt: no prompt has this file's name"):
+        RLRecipe(index="", prompts=str(tmp_path))
+    with pytest.raises(UserError, match=r"rl.prompts: .* not used without instructions"):
+        RLRecipe(index="", instructions=False, prompts=str(tmp_path))
 
 
 def test_calls_are_sampled_each_with_its_own_seed():

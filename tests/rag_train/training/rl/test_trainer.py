@@ -23,6 +23,7 @@ from rag_train.retrieval.index.bm25 import build_bm25
 from rag_train.schema import Decision, Passage, Question, Step, Trajectory
 from rag_train.training.plan import plan
 from rag_train.training.recipe import LoraRecipe, RLRecipe, TrainRecipe
+from rag_train.training.resume import identity_of
 from rag_train.training.rl.policy import VLLMPolicy
 from rag_train.training.rl.rewards import PARTS, Rewards
 from rag_train.training.rl.rollouts import Branch, Rollout
@@ -378,6 +379,16 @@ def test_a_reward_of_the_users_own_is_logged_trained_and_belongs_to_the_run(
     (tmp_path / "my_rewards.py").write_text(f"{part}1\n")
     with pytest.raises(UserError, match="holds a run that differs in the contents of rewards"):
         train(recipe)
+
+
+@pytest.mark.slow
+def test_the_texts_of_the_users_prompts_belong_to_the_run(world: Path, tmp_path: Path):
+    texts = []
+    for text in ("One.", "Two."):
+        (tmp_path / "deeprag.txt").write_text(text)
+        recipe = recipe_for(world, tmp_path / "out", instructions=True, prompts=str(tmp_path))
+        texts.append(identity_of(recipe)["prompts"])
+    assert texts == [{"deeprag": "One."}, {"deeprag": "Two."}]
 
 
 @pytest.mark.slow
