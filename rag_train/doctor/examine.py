@@ -76,7 +76,7 @@ def examine(job: str | None = None) -> Iterator[Finding]:
         yield _attempt("enough_for", lambda: _enough(seen.devices))
     yield _install(packages, bool(seen.devices), [remedy for finding in wrong for remedy in finding.remedies])
     if job:
-        yield _job(job, packages, wrong)
+        yield _job(job, packages, wrong, bool(seen.devices))
 
 
 def _examined(part: Part, gpus: bool) -> Package:
@@ -182,13 +182,17 @@ def _driver(seen: Seen) -> Finding:
 
 
 def _clashes() -> Finding:
-    """Name the packages that overwrite each other's modules, and how to be left with one of each pair."""
+    """Name the packages that overwrite each other's modules, and how to be left with one owner of each module."""
     found, lines, remedies = clashes(), [], []
     for clash in found:
-        # The other builds of a package are named after it: faiss-cpu beside faiss-gpu.
-        kept = clash.first if clash.first.endswith("gpu") else clash.second
-        gone = clash.second if kept == clash.first else clash.first
-        remedies.append(f"pip uninstall -y {gone} && pip install --force-reinstall --no-deps {kept}")
+        pair = (clash.first, clash.second)
+        again = "pip install --force-reinstall --no-deps"
+        # Of two builds, such as faiss-cpu and faiss-gpu, one is enough; others need each other, in newer versions.
+        if gone := next((name for name in pair if name.endswith("-cpu")), None):
+            kept = next(name for name in pair if name != gone)
+            remedies.append(f"pip uninstall -y {gone} && {again} {kept}")
+        else:
+            remedies.append(f"pip install --upgrade {' '.join(pair)} && {again} {' '.join(pair)}")
         lines.append(f"{clash.first} and {clash.second} both own {clash.files[0]} ({len(clash.files)} files)")
     text = "; ".join(lines) or "no two packages own one module"
     return Finding("clashes", [asdict(clash) for clash in found], "\n".join([text, *remedies]), tuple(remedies))
@@ -226,10 +230,13 @@ def _install(packages: list[Package], gpu: bool, remedies: Sequence[str] = ()) -
     return Finding("install", commands, "\n".join(commands) or "nothing is missing")
 
 
-def _job(job: str, packages: list[Package], wrong: Sequence[Finding]) -> Finding:
+def _job(job: str, packages: list[Package], wrong: Sequence[Finding], gpus: bool) -> Finding:
     """Say whether a job can run, or the reasons why not."""
     needed = [package for package in packages if JOBS[job].intersection((package.name, package.name.split("-")[0]))]
     reasons = [f"{p.name}: {p.problem or 'not installed'}" for p in needed if not p.works]
     reasons += [finding.text.partition("\n")[0] for finding in wrong if finding.remedies]
+    if not gpus and any(package.name == "vllm" and package.works for package in needed):
+        remedy = f"for CPUs, {install_command('cpu')} in another environment"
+        reasons.append(f"vllm: this is the build for GPUs, and PyTorch sees none; {remedy}")
     text = f"{job} cannot run: {'; '.join(reasons)}" if reasons else f"{job} can run"
     return Finding("job", reasons, text)

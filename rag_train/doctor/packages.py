@@ -62,7 +62,6 @@ PARTS = (
     Part(("faiss-gpu", "faiss-gpu-cu12", "faiss-cpu"), "faiss", "engine", "dense indexes"),
     Part(("liger-kernel",), "", "gpu", "faster kernels"),
     Part(("bitsandbytes",), "bitsandbytes", "gpu", "QLoRA"),
-    Part(("httpx",), "", "retrieval", "services as clients"),
     Part(("fastapi",), "", "retrieval", "serving"),
     Part(("tantivy",), "tantivy", "retrieval", "Lucene syntax"),
     Part(("sentence-transformers",), "", "retrieval", "encoders"),
@@ -180,6 +179,10 @@ class Clash:
     files: tuple[str, ...]
 
 
+LEFT_OVER = {"build_backend.py", "conftest.py", "setup.py", "docs", "examples", "test", "tests"}
+"""Files and folders of a package's source that some distributions install by mistake, and that nothing imports."""
+
+
 def clashes() -> list[Clash]:
     """Return the pairs of installed distributions that overwrite each other's modules, by their lists of files."""
     owners: dict[str, dict[str, str]] = defaultdict(dict)
@@ -187,7 +190,7 @@ def clashes() -> list[Clash]:
         name = distribution.name  # parsed at each access
         # Read here, because ``distribution.files`` makes an object for each of 100,000 files.
         for file, digest, _ in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
-            if file.endswith((".py", ".so")) and digest and not file.startswith("../"):
+            if file.endswith((".py", ".so")) and digest and file.partition("/")[0] not in LEFT_OVER | {".."}:
                 owners[file][name] = digest
     shared: dict[tuple[str, str], list[str]] = defaultdict(list)
     for file, hashes in owners.items():

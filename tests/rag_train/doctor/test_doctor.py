@@ -182,16 +182,19 @@ def test_a_driver_that_is_new_enough_is_no_fault(tmp_path: Path, monkeypatch: py
 
 
 def test_packages_that_own_one_module_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for name, digest in (("thing-cpu", "a"), ("thing-gpu", "b"), ("other", "b")):
+    for name, digest in (("thing-cpu", "a"), ("thing-gpu", "b"), ("other", "b"), ("other-old", "a")):
         folder = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        module = "other" if name == "other" else "thing"
-        (folder / "RECORD").write_text(f"{module}/__init__.py,sha256={digest},9\nshared/__init__.py,sha256=c,0\n")
+        module = name.partition("-")[0]
+        files = {f"{module}/__init__.py": digest, "shared/__init__.py": "c", "build_backend.py": name}
+        (folder / "RECORD").write_text("".join(f"{file},sha256={of},9\n" for file, of in files.items()))
     monkeypatch.syspath_prepend(tmp_path)
     found = texts(monkeypatch, Seen([], None), job="dense")
     assert "thing-cpu and thing-gpu both own thing/__init__.py (1 files)" in found["clashes"]
     assert "pip uninstall -y thing-cpu && pip install --force-reinstall --no-deps thing-gpu" in found["install"]
+    assert "pip install --upgrade other other-old && pip install --force-reinstall" in found["install"]
+    assert "build_backend" not in found["clashes"]
     assert found["job"].startswith("dense cannot run")
 
 
@@ -206,6 +209,13 @@ def test_faiss_that_does_not_search_on_the_gpu_is_broken(monkeypatch: pytest.Mon
 def test_an_engine_without_its_worker_is_broken(monkeypatch: pytest.MonkeyPatch):
     part = Part(("pydantic",), "pydantic", "engine", "", {"pydantic": "pydantic.no_worker"})
     assert "broken: ModuleNotFoundError" in texts(monkeypatch, Seen([], None), part)["pydantic"]
+
+
+@pytest.mark.parametrize(("devices", "told"), [([], "PyTorch sees none"), ([H100], "can run")])
+def test_vllm_for_gpus_serves_on_gpus_only(devices: list[Accelerator], told: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(examination, "installed", lambda part: Package(part.distributions[0], "1", "", ""))
+    found = texts(monkeypatch, Seen(devices, "13.0"), Part(("vllm",), "", "engine", ""), job="serve")
+    assert told in found["job"]
 
 
 def test_a_disk_without_room_is_told(monkeypatch: pytest.MonkeyPatch):
