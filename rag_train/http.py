@@ -16,13 +16,9 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from rag_train.errors import not_installed
-from rag_train.jobs.retries import longest
+import httpx
 
-try:
-    import httpx
-except ImportError as error:
-    raise not_installed(error) from error
+from rag_train.jobs.retries import longest
 
 LARGEST = 64 * 2**20
 """Maximum size of a response in bytes, as sent and as decompressed."""

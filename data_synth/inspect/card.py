@@ -81,9 +81,7 @@ def push(output: Path, repo: str) -> str:
 
     Creates the repository, private, if it does not exist. Raises UserError if the Hub refuses or cannot be reached.
     """
-    from httpx import HTTPError
     from huggingface_hub import CommitOperationAdd, HfApi
-    from huggingface_hub.errors import HFValidationError
 
     files = [CommitOperationAdd("README.md", f"{output}.md")]
     paths = [Path(f"{output}{end}") for end in ("", ".meta.json", ".rejected.jsonl")]
@@ -92,7 +90,7 @@ def push(output: Path, repo: str) -> str:
         api = HfApi()
         api.create_repo(repo, repo_type="dataset", private=True, exist_ok=True)
         return api.create_commit(repo, files, commit_message=f"Add {output.name}", repo_type="dataset").commit_url
-    except (HTTPError, HFValidationError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # errors of the Hub, of its client and of the network
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         remedy = f"{output} is complete, run the same command again to push it"
         raise UserError(f"--push-to-hub {repo}: {reason}; {remedy}") from error

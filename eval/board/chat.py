@@ -12,10 +12,11 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+import httpx
 from pydantic import BaseModel, ValidationError
 
 from rag_train.errors import ServiceError, UserError, not_installed
-from rag_train.http import authorization, httpx
+from rag_train.http import authorization
 
 try:
     from fastapi import FastAPI, HTTPException, Request, Response

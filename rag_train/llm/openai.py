@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import httpx
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from rag_train.errors import PromptTooLong, Refused, UserError
 from rag_train.formats.prompting import as_turn
-from rag_train.http import httpx
 from rag_train.llm.base import Abilities, Completion, EngineError, Sampling, TokenLogprob
 from rag_train.llm.checkpoint import encode, load_tokenizer
 from rag_train.llm.control import unmarked

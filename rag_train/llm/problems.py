@@ -8,8 +8,10 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import httpx
+
 from rag_train.errors import PromptTooLong, Refused, UserError
-from rag_train.http import httpx, is_busy
+from rag_train.http import is_busy
 from rag_train.llm.base import Sampling
 
 DOUBTFUL = (200, 400, 413, 414, 422)

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
+import httpx
 from pydantic import BaseModel, ValidationError
 
 from rag_train.errors import UserError, problem_in
-from rag_train.http import httpx, is_busy, json_of, read_async, retry_after
+from rag_train.http import is_busy, json_of, read_async, retry_after
 from rag_train.jobs.retries import ItemState, Service, current
 from rag_train.llm.base import EngineError
 from rag_train.llm.problems import OF_A_SERVER, Problem, Rejected, problem_of

@@ -21,7 +21,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from rag_train.errors import PromptTooLong, UserError
+from rag_train.errors import PromptTooLong, UserError, not_installed
 from rag_train.llm.base import Abilities, Completion, EngineError, Sampling, TokenLogprob, Usage
 from rag_train.llm.checkpoint import (
     ADD_TOKENS,
@@ -338,7 +338,10 @@ class TransformersEngine:
         """
         if not sampling.guided:
             return []
-        import xgrammar
+        try:
+            import xgrammar
+        except ImportError as error:  # it comes with vLLM
+            raise not_installed(error, "cpu") from error
 
         if sampling.json_schema:
             if lost := unwritable(self.tokenizer, "{}"):

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
+import httpx
 from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError
 
 from rag_train.errors import ServiceError, UserError, masked, not_installed
-from rag_train.http import httpx, open_client, send
+from rag_train.http import open_client, send
 from rag_train.identity import model as model_identity
 from rag_train.llm.checkpoint import check_checkpoint
 from rag_train.llm.control import defused

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import httpx
 from pydantic import ValidationError
 
 from rag_train.errors import ServiceError, masked, problem_in
-from rag_train.http import authorization, httpx, json_of, open_client, send
+from rag_train.http import authorization, json_of, open_client, send
 from rag_train.retrieval.base import check_number
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.kinds import place

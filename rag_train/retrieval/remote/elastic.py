@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import httpx
 from pydantic import ValidationError
 
 from rag_train.errors import ServiceError, masked
-from rag_train.http import httpx, open_client, send
+from rag_train.http import open_client, send
 from rag_train.retrieval.base import check_number
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.index.lucene_query import parse, render

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import httpx
 from pydantic import ValidationError
 
 from rag_train.errors import ServiceError, UserError, masked
-from rag_train.http import httpx, open_client, retry_after, send
+from rag_train.http import open_client, retry_after, send
 from rag_train.retrieval.base import check_number
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.kinds import place
