@@ -186,13 +186,12 @@ def _clashes() -> Finding:
     found, lines, remedies = clashes(), [], []
     for clash in found:
         pair = (clash.first, clash.second)
-        again = "pip install --force-reinstall --no-deps"
         # Of two builds, such as faiss-cpu and faiss-gpu, one is enough; others need each other, in newer versions.
         if gone := next((name for name in pair if name.endswith("-cpu")), None):
             kept = next(name for name in pair if name != gone)
-            remedies.append(f"pip uninstall -y {gone} && {again} {kept}")
+            remedies.append(f"pip uninstall -y {gone} && pip install --force-reinstall --no-deps {kept}")
         else:
-            remedies.append(f"pip install --upgrade {' '.join(pair)} && {again} {' '.join(pair)}")
+            remedies.append(f"pip uninstall -y {' '.join(pair)} && pip install {' '.join(pair)}")
         lines.append(f"{clash.first} and {clash.second} both own {clash.files[0]} ({len(clash.files)} files)")
     text = "; ".join(lines) or "no two packages own one module"
     return Finding("clashes", [asdict(clash) for clash in found], "\n".join([text, *remedies]), tuple(remedies))

@@ -16,8 +16,8 @@ from importlib import metadata
 
 from rag_train.doctor.machine import Accelerator
 
-SECONDS = 120
-"""Longest import. Importing PyTorch takes seconds, on a busy machine or a network file system much longer."""
+SECONDS = 300
+"""Longest import. vLLM's first one takes a minute, on a busy machine or a network file system much longer."""
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ def test_packages_that_own_one_module_are_told(tmp_path: Path, monkeypatch: pyte
     found = texts(monkeypatch, Seen([], None), job="dense")
     assert "thing-cpu and thing-gpu both own thing/__init__.py (1 files)" in found["clashes"]
     assert "pip uninstall -y thing-cpu && pip install --force-reinstall --no-deps thing-gpu" in found["install"]
-    assert "pip install --upgrade other other-old && pip install --force-reinstall" in found["install"]
+    assert "pip uninstall -y other other-old && pip install other other-old" in found["install"]
     assert "build_backend" not in found["clashes"]
     assert found["job"].startswith("dense cannot run")
 
