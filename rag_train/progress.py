@@ -16,6 +16,11 @@ EVERY = 60.0
 """Seconds between two lines where there is no terminal for a bar, such as in the log of a batch job."""
 
 
+def say(line: str) -> None:
+    """Print a line on standard error as it is, in one line however long it is."""
+    console.print(line, markup=False, emoji=False, soft_wrap=True)
+
+
 class _Rate(ProgressColumn):
     """The speed of a task, in steps per second or seconds per step."""
 

@@ -50,13 +50,13 @@ def index(
     The encoder of a Milvus collection is part of its address:
     milvus://HOST:PORT/COLLECTION?encoder=MODEL or milvus:FILE.db/COLLECTION?encoder=MODEL.
     """
-    from rag_train.progress import console, progress, up_to
+    from rag_train.progress import progress, say, up_to
     from rag_train.retrieval.index.directory import MANIFEST
     from rag_train.retrieval.open import build_index
     from rag_train.rows import count_lines
 
     if Path(output, MANIFEST).is_file():
-        console.print(f"{output}: already an index; it stays in use until the new one replaces it", soft_wrap=True)
+        say(f"{output}: already an index; it stays in use until the new one replaces it")
     with progress(f"indexing {corpus.name}", count_lines(corpus)) as advance:
         passages = build_index(
             kind,

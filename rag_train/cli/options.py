@@ -134,10 +134,10 @@ def _plain(value: Any) -> Any:
 
 def announce(text: str) -> None:
     """Say on standard error what a command does, in the first process, before it imports libraries for seconds."""
-    from rag_train.progress import console
+    from rag_train.progress import say
 
     if first_process():
-        console.print(text, markup=False, soft_wrap=True)
+        say(text)
 
 
 def engine_config(engine: str, url: list[str] | None) -> EngineConfig:

@@ -26,7 +26,7 @@ from rag_train.llm.replies import (
 )
 from rag_train.llm.thoughts import after_thoughts, has_thoughts
 from rag_train.llm.unguided import conform, instruct
-from rag_train.progress import console
+from rag_train.progress import say
 from rag_train.retrieval.corpus import encodable
 
 TURN = "\x1e"
@@ -199,7 +199,7 @@ class ChatEngine:
             line += f", no {' and no '.join(sorted(left))}"
         if can.thinks:
             line += f"; the model thinks, with {self._thinking_tokens:,} tokens for it (engine.thinking_tokens)"
-        console.print(line, markup=False, soft_wrap=True)
+        say(line)
 
     async def _first(self, prompt: str, sampling: Sampling) -> Completion:
         """Make a call of the probe. What the server rejects is not sent again."""
@@ -401,7 +401,7 @@ class ChatEngine:
         tokens += f", {self._uncounted:,} calls without the server's counts" if self._uncounted else ""
         dollars = (read * self._prices[0] + written * self._prices[1]) / 1e6
         cost = f", ${dollars:,.2f}" if any(self._prices) else ""
-        console.print(f"{self.name}: {self._calls:,} calls, {tokens}{cost}", markup=False, soft_wrap=True)
+        say(f"{self.name}: {self._calls:,} calls, {tokens}{cost}")
 
 
 def _response_format(sampling: Sampling, guide: str) -> dict[str, Any] | None:

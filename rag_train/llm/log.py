@@ -17,7 +17,7 @@ from typing import TextIO
 
 from rag_train.errors import UserError
 from rag_train.jobs.files import cache_directory, write_text
-from rag_train.progress import console
+from rag_train.progress import console, say
 
 
 @cache
@@ -56,7 +56,7 @@ def starting(engine: str, model: str) -> Iterator[None]:
     said = f"starting {engine} with {model}"
     with suppress(OSError, ValueError):
         said += f" (took {float(last.read_text()):.0f} s last time)"
-    console.print(said, markup=False, soft_wrap=True)
+    say(said)
     begin, start = log.seek(0, os.SEEK_END), time.perf_counter()
     try:
         with _redirected(log):

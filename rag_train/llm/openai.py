@@ -32,7 +32,7 @@ from rag_train.llm.replies import (
 )
 from rag_train.llm.thoughts import after_thoughts, has_thoughts
 from rag_train.llm.unguided import conform
-from rag_train.progress import console
+from rag_train.progress import say
 from rag_train.retrieval.corpus import encodable
 
 EXTENSIONS = (
@@ -196,7 +196,7 @@ class OpenAIEngine:
             line += f", no {', '.join(sorted(left))}"
         if can.thinks:
             line += "; the model thinks before it answers: set engine.thinking=false, or use --engine chat"
-        console.print(line, markup=False, soft_wrap=True)
+        say(line)
 
     async def _first(self, prompt: str, sampling: Sampling) -> Completion:
         """Make a call of the probe. What the server rejects is not sent again."""

@@ -21,7 +21,7 @@ from rag_train.http import is_busy, json_of, read_async, retry_after
 from rag_train.jobs.retries import ItemState, Service, current
 from rag_train.llm.base import EngineError
 from rag_train.llm.problems import OF_A_SERVER, Problem, Rejected, problem_of
-from rag_train.progress import console
+from rag_train.progress import say
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -209,9 +209,7 @@ class Replicas:
     def _leave(self, replica: Replica, problem: Problem) -> bool:
         """Stop using a replica that rejects every call for a while. Return whether there is another."""
         if not replica.rejects and len(self.all) > 1:
-            console.print(
-                f"{replica.url}: {problem.message}; its calls go to the other servers", markup=False, soft_wrap=True
-            )
+            say(f"{replica.url}: {problem.message}; its calls go to the other servers")
         replica.rejects = True
         if others := not all(each.rejects for each in self.all):
             self._set_aside(replica, problem.message, LONGEST_WAIT)

@@ -18,7 +18,7 @@ from rag_train.llm.checkpoint import check_adapter, check_checkpoint, encode, is
 from rag_train.llm.log import log_file, starting
 from rag_train.llm.processes import tie, without_main
 from rag_train.precision import fast_dtype
-from rag_train.progress import console
+from rag_train.progress import say
 from rag_train.provenance import cores
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class VLLMEngine:
         except (EngineDeadError, EngineGenerateError) as error:
             if isinstance(error, EngineDeadError) and not self._dead:
                 self._dead = True
-                console.print(f"{self.name}: vLLM has stopped; see {log_file().name}", markup=False, soft_wrap=True)
+                say(f"{self.name}: vLLM has stopped; see {log_file().name}")
             raise EngineError(f"{self.name}: {error or type(error).__name__}") from error
         output = finished[-1].outputs[0]
         if output.finish_reason not in ("stop", "length"):

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from rag_train.answers import UNANSWERABLE
 from rag_train.errors import UserError, problem_in
 from rag_train.named_places import named
-from rag_train.progress import console
+from rag_train.progress import say
 from rag_train.questions.fields import NoAnswers
 from rag_train.questions.formats import COLUMNS, FORMATS, Format, by_columns, dataset_named, unfold
 from rag_train.rows import Row, read_json_lines, read_rows
@@ -127,7 +127,7 @@ def each_question(
     if without_answer:
         told = {"skip": "left out", "abstain": "scored: a refusal to answer is right"}[unanswerable or "skip"]
         questions = f"unanswerable question{'s' * (without_answer > 1)}"
-        console.print(f"{path}: {without_answer:,} {questions} {told}", soft_wrap=True)
+        say(f"{path}: {without_answer:,} {questions} {told}")
 
 
 def open_questions(

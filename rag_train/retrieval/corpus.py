@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from rag_train.answers import composed
 from rag_train.errors import UserError
-from rag_train.progress import console
+from rag_train.progress import say
 from rag_train.rows import Row, read_rows
 from rag_train.schema import Passage
 
@@ -57,7 +57,7 @@ def read_corpus(path: str | Path) -> Iterator[Passage]:
     if not first_seen:
         raise UserError(f"corpus {path}: empty; give a file with one passage per line")
     if blank:
-        console.print(f"{path}: {blank:,} row{'s' * (blank > 1)} without text left out", soft_wrap=True)
+        say(f"{path}: {blank:,} row{'s' * (blank > 1)} without text left out")
 
 
 class Bytes(Protocol):

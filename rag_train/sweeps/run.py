@@ -19,7 +19,7 @@ from rag_train.errors import UserError
 from rag_train.identity import files
 from rag_train.identity import model as model_identity
 from rag_train.jobs.files import locked, new_file, write_text
-from rag_train.progress import console, progress
+from rag_train.progress import progress, say
 from rag_train.sweeps.file import Sweep
 from rag_train.sweeps.page import write_page
 from rag_train.sweeps.study import Study, Trial, best_of, front_of, total_trials
@@ -51,7 +51,7 @@ def run_sweep(sweep: Sweep, output: Path, *, parallel: int | None = None, trials
     _require_same_sweep(sweep, output)
     told = f"{output}: waiting for another sweep, or for trainings of a killed sweep, to end"
     # Trainings inherit the lock, so that one that outlived a killed sweep is not started twice.
-    with locked(output / "lock", waits=lambda: console.print(told)) as lock:
+    with locked(output / "lock", waits=lambda: say(told)) as lock:
         study = Study(sweep, output, total)
         try:
             asyncio.run(_run_all(study, _devices(parallel), lock))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rag_train.errors import UserError
-from rag_train.progress import console
+from rag_train.progress import say
 from rag_train.training.recipe import LoraRecipe, TrainRecipe
 from rag_train.training.rl.rewards import Rewards
 
@@ -69,10 +69,9 @@ def _tell_locks_of_builds() -> None:
 
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
     for lock in sorted(root.glob("**/lock")):
-        console.print(
+        say(
             f"{lock}: another process compiles this extension of DeepSpeed, and training waits for it; if no other "
-            "run is starting, delete this file",
-            soft_wrap=True,
+            "run is starting, delete this file"
         )
 
 
@@ -81,7 +80,7 @@ def with_precision(recipe: TrainRecipe, bf16: bool) -> TrainRecipe:
     if recipe.precision == "auto":
         return replace(recipe, precision="bf16" if bf16 else "fp32")
     if recipe.precision == "bf16" and not bf16:
-        console.print("precision=bf16: this machine has no instructions for bf16, fp32 would be many times faster")
+        say("precision=bf16: this machine has no instructions for bf16, fp32 would be many times faster")
     return recipe
 
 
@@ -141,10 +140,9 @@ def load_data(recipe: TrainRecipe):
         return tokenizer, *question_rows(recipe.data, tokenizer, Rewards(recipe.rl.reward, recipe.rl.price))
     rows, report = _read(recipe, recipe.data, tokenizer, balance=recipe.balance)
     if "target_ids" in rows.column_names and any(IGNORE in labels for labels in TokenColumn(rows, "labels")):
-        console.print(
+        say(
             f"data {recipe.data}: targets go on after masked text, which the decoder reads; the transformers "
-            "engine does not serve such a model as it was trained, because it gives the encoder all of a prompt",
-            soft_wrap=True,
+            "engine does not serve such a model as it was trained, because it gives the encoder all of a prompt"
         )
     largest = largest_token(rows)
     vocabulary = model_config(recipe).get_text_config().vocab_size

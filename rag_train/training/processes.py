@@ -13,6 +13,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
 from rag_train.errors import UserError
+from rag_train.progress import say
 
 PATIENCE = 60.0
 """Seconds to wait for a file of the first process. NFS may hide a new file for some time."""
@@ -46,6 +47,12 @@ def check_processes(folder: Path, identity: Mapping[str, Any]) -> None:
                 f"{host} and {first} differ in {', '.join(differing)}; copy the same recipe, data and model to all "
                 "machines"
             )
+
+
+def say_once(line: str) -> None:
+    """Print a line on standard error, in the first process of the launch."""
+    if PartialState().is_main_process:
+        say(line)
 
 
 def end_processes() -> None:

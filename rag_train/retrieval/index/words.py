@@ -11,7 +11,7 @@ from functools import cache
 import Stemmer
 
 from rag_train.errors import UserError
-from rag_train.progress import console
+from rag_train.progress import say
 from rag_train.schema import Passage
 
 LONGEST_QUERY = 10_000
@@ -130,17 +130,15 @@ def telling_scripts(passages: Iterable[Passage], language: str) -> Iterator[Pass
             foreign[script] += 1
         yield passage
     if unspaced:
-        console.print(
+        say(
             f"{unspaced:,} of {total:,} passages are in scripts without spaces between words, such as Chinese: "
-            "indexed as pairs of characters",
-            soft_wrap=True,
+            "indexed as pairs of characters"
         )
     if foreign and language != "none":
         scripts = ", ".join(script.capitalize() for script, _ in foreign.most_common())
-        console.print(
+        say(
             f"{foreign.total():,} of {total:,} passages are in scripts that the stemmer of {language} does not "
-            f"read ({scripts}): a search finds their words only as they are written; --language sets another",
-            soft_wrap=True,
+            f"read ({scripts}): a search finds their words only as they are written; --language sets another"
         )
 
 
