@@ -15,12 +15,13 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from rag_train.errors import UserError, not_installed
-from rag_train.progress import console
+from rag_train.progress import say
 
 try:
     import uvicorn
-    from fastapi import FastAPI, HTTPException, Response
+    from fastapi import FastAPI, HTTPException, Request, Response
     from starlette.datastructures import Headers
+    from starlette.exceptions import HTTPException as AnyHTTPException
     from starlette.requests import ClientDisconnect
     from starlette.types import ASGIApp, Receive, Scope, Send
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -93,6 +94,24 @@ class Gate:
             return await response(scope, receive, send)
         with suppress(asyncio.CancelledError):  # at a shutdown, after `GRACE`: Uvicorn would print a traceback
             await self.api(scope, receive, send)
+
+
+def service(access: Access | None, refuse: Callable[[int, str], Response], **settings: Any) -> FastAPI:
+    """Return an application; ``refuse`` writes what ``access`` refuses, and each HTTPException."""
+    api = FastAPI(**settings)
+    api.add_middleware(Gate, access=access or Access(), refuse=refuse)
+
+    @api.exception_handler(AnyHTTPException)
+    async def answer(request: Request, error: AnyHTTPException) -> Response:
+        response = refuse(error.status_code, error.detail)
+        response.headers.update(error.headers or {})
+        return response
+
+    @api.exception_handler(ClientDisconnect)
+    async def leave(request: Request, error: ClientDisconnect) -> Response:
+        return refuse(400, "the client has disconnected")  # and does not receive it
+
+    return api
 
 
 def _problem(access: Access, scope: Scope) -> tuple[int, str] | None:
@@ -178,7 +197,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self._ready and self.started and not self.should_exit:
-            console.print(self._ready)
+            say(self._ready)
 
 
 def server(api: FastAPI, ready: str = "") -> uvicorn.Server:

@@ -24,18 +24,17 @@ from rag_train.retrieval.remote.messages import SearchRequest, SearchResponse
 from rag_train.schema import Passage
 
 try:
-    from fastapi import FastAPI, HTTPException, Request, Response
+    from fastapi import FastAPI, HTTPException, Response
     from fastapi.openapi.utils import get_openapi
     from fastapi.responses import JSONResponse
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Summary, generate_latest
     from prometheus_client.core import CounterMetricFamily
     from prometheus_client.registry import Collector
-    from starlette.exceptions import HTTPException as AnyHTTPException
     from starlette.requests import ClientDisconnect
     from starlette.routing import Route
     from starlette.types import Receive, Scope, Send
 
-    from rag_train.serving.http import Access, Gate, first_error, read_body, server, unless_gone
+    from rag_train.serving.http import Access, first_error, read_body, server, service, unless_gone
 except ImportError as error:
     raise not_installed(error) from error
 
@@ -78,15 +77,16 @@ def app(
     # No answers are kept in memory; a `CachedRetriever` stores them on disk and shares them between processes.
     front = AsyncRetriever(retriever, remember=0, threads=threads)
     metrics = _Metrics(front)
+
+    def refusal(status: int, detail: str) -> Response:
+        metrics.errors.labels(status).inc()
+        return JSONResponse({"detail": detail}, status)
+
     stated = key(retriever) if hasattr(retriever, "identity") else ""
     states = {"identity": stated, "corpus_sha256": corpus_sha256(retriever)}
     # The pages /docs and /redoc would load scripts from a network.
-    api = FastAPI(
-        title="rag-train retrieval",
-        description=f"Searches with the retriever {retriever.name!r}.",
-        docs_url=None,
-        redoc_url=None,
-    )
+    said = f"Searches with the retriever {retriever.name!r}."
+    api = service(access, refusal, title="rag-train retrieval", description=said, docs_url=None, redoc_url=None)
 
     api.router.routes.append(Route("/search", _Search(front, limits, metrics), methods=["POST"]))
 
@@ -100,22 +100,6 @@ def app(
     async def expose() -> Response:
         """Counts since the start of the service, in the text format of Prometheus."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
-    def refusal(status: int, detail: str) -> Response:
-        metrics.errors.labels(status).inc()
-        return JSONResponse({"detail": detail}, status)
-
-    api.add_middleware(Gate, access=access or Access(), refuse=refusal)
-
-    @api.exception_handler(AnyHTTPException)
-    async def refuse(request: Request, error: AnyHTTPException) -> Response:
-        metrics.errors.labels(error.status_code).inc()
-        return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
-
-    @api.exception_handler(ClientDisconnect)
-    async def leave(request: Request, error: ClientDisconnect) -> Response:
-        metrics.errors.labels(400).inc()
-        return Response(status_code=400)  # the client has disconnected and does not receive it
 
     schema = _openapi(api)
     api.openapi = lambda: schema

@@ -22,11 +22,10 @@ from rag_train.strategies.registry import STRATEGIES, build, parse_strategy
 
 try:
     from fastapi import FastAPI, HTTPException, Request, Response
-    from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
-    from starlette.exceptions import HTTPException as AnyHTTPException
+    from fastapi.responses import HTMLResponse, StreamingResponse
     from starlette.requests import ClientDisconnect
 
-    from rag_train.serving.http import Access, Gate, disconnected, read_body, server
+    from rag_train.serving.http import Access, disconnected, read_body, server, service
     from rag_train.serving.protocol import MAX_BODY, failure, parse_request, refusal
 except ImportError as error:
     raise not_installed(error) from error
@@ -105,8 +104,7 @@ def app(
                 refuse(error)
             yield state
 
-    api = FastAPI(title="rag-train strategies", lifespan=lifespan, openapi_url=None)
-    api.add_middleware(Gate, access=access or Access(), refuse=refusal)
+    api = service(access, refusal, title="rag-train strategies", lifespan=lifespan, openapi_url=None)
     styles, scripts = [*ASKING_STYLES, "serving/page.css"], [*ASKING_SCRIPTS, "serving/page.js"]
     html, policy = page("serving/page.html.jinja", styles, scripts)
     started = int(time.time())
@@ -148,14 +146,6 @@ def app(
             case [*_, ("trajectory", trajectory)]:
                 return Response(_completion(trajectory, head), media_type="application/json")
         raise ClientDisconnect
-
-    @api.exception_handler(AnyHTTPException)
-    async def answer(request: Request, error: AnyHTTPException) -> Response:
-        return JSONResponse(failure(error.status_code, error.detail), error.status_code, error.headers)
-
-    @api.exception_handler(ClientDisconnect)
-    async def leave(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=400)  # the client has disconnected and does not receive it
 
     return api
 
