@@ -52,8 +52,6 @@ class Abilities:
 
     logprobs: bool = True
     """Whether log-probabilities of the written tokens are reported."""
-    stop_names: bool = True
-    """Whether `Completion.stop` names the stop string that ended the text."""
     guided: bool = True
     """Whether decoding is restricted to ``json_schema``, ``choice`` and ``regex``. Without it, the format is asked
     for in words and the text is checked."""

@@ -68,7 +68,6 @@ class Need:
 
 ABILITIES = {
     "logprobs": ("log-probabilities", "--engine vllm, or a server that reports them"),
-    "stop_names": ("names of stop strings", "--engine vllm, or a server that says which stop string ended a text"),
     "continues": ("continued replies", "--engine vllm, or a server of completions"),
     "attention": ("attention weights", "--engine transformers with a decoder-only model"),
 }

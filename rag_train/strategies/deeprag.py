@@ -38,7 +38,6 @@ class DeepRAG(Strategy):
     paper: ClassVar = "DeepRAG (Guan et al. 2025), section 3.1"
     roles: ClassVar = ()
     abilities: ClassVar = (
-        Need("stop_names", lambda settings: settings.mode == "adaptive", "mode=parametric or mode=retrieve"),
         Need(
             "logprobs",
             lambda settings: settings.mode == "adaptive" and settings.threshold != OWN_DECISIONS,

@@ -10,7 +10,7 @@ from rag_train.formats.prompting import as_turn
 from rag_train.llm.base import Sampling
 from rag_train.llm.control import trusted
 from rag_train.schema import Trajectory
-from rag_train.strategies.base import Bound, Need, Run, Strategy, strategy
+from rag_train.strategies.base import Bound, Run, Strategy, strategy
 
 
 @strategy("search-r1", Bound(calls=5, retrievals=4))
@@ -24,7 +24,6 @@ class SearchR1(Strategy):
     paper: ClassVar = "Jin et al. 2025 (Search-R1, section 3.2)"
     needs: ClassVar = ("a checkpoint trained for it, or a large model",)
     roles: ClassVar = ()
-    abilities: ClassVar = (Need("stop_names"),)
 
     turns: int = 4
     """Maximum number of turns before the last one, in which no search is possible. A turn without an action counts.

@@ -20,7 +20,6 @@ from rag_train.strategies.registry import STRATEGIES, build, listing
 EVERYTHING = Abilities(attention=True)
 REFUSED = {
     "logprobs": ["flare", "plan-selfrag", "rankrag", "rq-rag", "self-rag"],
-    "stop_names": ["deeprag", "search-r1"],
     "continues": ["plan-selfrag", "rq-rag", "self-rag"],
     "attention": ["dragin"],
     "guided": [],
@@ -64,7 +63,6 @@ def test_strategies_are_refused_without_what_they_need(ability: str):
     ("spec", "lacking", "remedy"),
     [
         ("deeprag,threshold=0.3", "logprobs", "needs log-probabilities, which hostile does .*, or threshold=0.5"),
-        ("deeprag", "stop_names", "needs names of stop strings, .*, or mode=parametric or mode=retrieve"),
         ("planrag,solver=selfrag", "logprobs", "needs log-probabilities, .*, or solver=generator"),
     ],
 )
@@ -74,8 +72,8 @@ def test_settings_decide_what_is_needed(spec: str, lacking: str, remedy: str):
 
 
 @pytest.mark.parametrize("spec", ["deeprag-retrieve,threshold=0.3", "deeprag-parametric,threshold=0.3"])
-def test_forced_decisions_need_neither_probabilities_nor_stop_strings(spec: str):
-    assert build(spec, kit(Limited(replace(EVERYTHING, logprobs=False, stop_names=False))))
+def test_forced_decisions_need_no_probabilities(spec: str):
+    assert build(spec, kit(Limited(replace(EVERYTHING, logprobs=False))))
 
 
 @pytest.mark.slow
@@ -102,7 +100,7 @@ def test_deeprag_follows_its_own_decisions_without_log_probabilities():
 
 
 def test_a_role_needs_only_what_its_calls_read():
-    plain = Limited(Abilities(logprobs=False, stop_names=False, continues=False, guided=False))
+    plain = Limited(Abilities(logprobs=False, continues=False, guided=False))
     assert build("plan-selfrag", kit(Limited(EVERYTHING), models={"planner": plain}))
     assert build("rankrag", kit(Limited(EVERYTHING), models={"reader": plain}))
     with pytest.raises(UserError, match="needs log-probabilities"):
@@ -114,7 +112,7 @@ def test_the_listing_says_what_is_needed():
     assert needs["flare"] == needs["rankrag"] == ["log-probabilities"]
     assert needs["dragin"] == ["attention weights"]
     assert "log-probabilities" in needs["plan-selfrag"] and "log-probabilities" not in needs["planrag"]
-    assert needs["deeprag"] == ["a Stage I or Stage II checkpoint", "names of stop strings"]
+    assert needs["deeprag"] == ["a Stage I or Stage II checkpoint"]
 
 
 def test_ranking_without_a_verdict_is_noted():
