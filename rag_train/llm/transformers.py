@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     AutoConfig,
     LogitsProcessor,
@@ -39,6 +40,9 @@ from rag_train.precision import exact_attention, fast_dtype
 
 if TYPE_CHECKING:
     from xgrammar import GrammarCompiler
+
+MAX_BATCH = 64
+"""Most calls in a batch."""
 
 
 @dataclass(frozen=True)
@@ -117,13 +121,12 @@ class TransformersEngine:
     adds, and the decoder writes the text. It does not continue a reply that the prompt has begun.
     """
 
-    def __init__(self, model, tokenizer: PreTrainedTokenizerBase, name: str, max_batch: int = 64):
+    def __init__(self, model, tokenizer: PreTrainedTokenizerBase, name: str):
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name
         decoder = not model.config.is_encoder_decoder
         self.abilities = Abilities(continues=decoder, attention=decoder)
-        self._max_batch = max_batch
         self._ends = _ends(model, tokenizer)
         pad = tokenizer.pad_token_id
         self._pad = pad if pad is not None else min(self._ends, default=0)  # any token: it is masked
@@ -135,13 +138,7 @@ class TransformersEngine:
 
     @classmethod
     def start(
-        cls,
-        model: str,
-        *,
-        dtype: str = "auto",
-        max_batch: int = 64,
-        tokenizer: str | None = None,
-        thinking: bool | None = None,
+        cls, model: str, *, dtype: str = "auto", tokenizer: str | None = None, thinking: bool | None = None
     ) -> TransformersEngine:
         """Load ``model`` (a local directory or a hub name), with the library's output in the log file.
 
@@ -157,7 +154,7 @@ class TransformersEngine:
             config = AutoConfig.from_pretrained(model)
             options = {"dtype": fast_dtype(dtype), "device_map": device} | exact_attention(config)
             loaded = model_class(config).from_pretrained(model, **options)
-        return cls(loaded, load_tokenizer(tokenizer or model, thinking), Path(model).name, max_batch)
+        return cls(loaded, load_tokenizer(tokenizer or model, thinking), Path(model).name)
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
         """Continue ``prompt``; see `LLM.complete`. Raises UserError if the adapter does not fit the model."""
@@ -185,7 +182,7 @@ class TransformersEngine:
             if not self._waiting:
                 return
             kind = _batch_key(self._waiting[0][1])
-            alike = [call for call in self._waiting if _batch_key(call[1]) == kind][: self._max_batch]
+            alike = [call for call in self._waiting if _batch_key(call[1]) == kind][:MAX_BATCH]
             self._waiting = [call for call in self._waiting if call not in alike]
             try:
                 prompts, samplings = [ids for ids, _, _ in alike], [sampling for _, sampling, _ in alike]
@@ -382,14 +379,12 @@ def _batch_key(sampling: Sampling) -> tuple[bool, Sampling]:
 
 def _padded(prompts: list[list[int]], pad: int, side: str, device: torch.device) -> dict[str, torch.Tensor]:
     """Return the prompts as a batch, padded at one side. It takes no padding token: many base models have none."""
-    width = max(map(len, prompts))
-
-    def rows(lists: list[list[int]], fill: int) -> torch.Tensor:
-        gaps = ([fill] * (width - len(each)) for each in lists)
-        padded = [gap + ids if side == "left" else ids + gap for gap, ids in zip(gaps, lists, strict=True)]
-        return torch.tensor(padded, dtype=torch.long, device=device)
-
-    return {"input_ids": rows(prompts, pad), "attention_mask": rows([[1] * len(ids) for ids in prompts], 0)}
+    rows = [torch.tensor(ids, dtype=torch.long, device=device) for ids in prompts]
+    masks = [torch.ones_like(row) for row in rows]
+    return {
+        "input_ids": pad_sequence(rows, batch_first=True, padding_value=pad, padding_side=side),
+        "attention_mask": pad_sequence(masks, batch_first=True, padding_side=side),
+    }
 
 
 def _ends(model: Any, tokenizer: PreTrainedTokenizerBase) -> set[int]:

@@ -21,7 +21,7 @@ from accelerate import PartialState
 from accelerate.utils import patch_environment
 from peft import PeftModel
 
-from rag_train.llm.base import LLM, Completion, Sampling
+from rag_train.llm.base import LLM, Around, Completion, Sampling
 from rag_train.llm.checkpoint import base_of
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.llm.vllm import VLLMEngine
@@ -60,15 +60,14 @@ class SharedPolicy(TransformersEngine):
         """Do nothing: the engine has the weights already."""
 
 
-class VLLMPolicy:
+class VLLMPolicy(Around):
     """An engine to which new weights are sent; under LoRA the adapter alone, if `serves_adapters`."""
 
     def __init__(self, engine: VLLMEngine, folder: Path):
         """``folder`` is emptied, and holds the weights that are being sent."""
-        self._engine = engine
+        super().__init__(engine)
         self._folder = folder
         self._adapter: str | None = None
-        self.name, self.tokenizer, self.abilities = engine.name, engine.tokenizer, engine.abilities
 
     @classmethod
     def start(cls, recipe: TrainRecipe, folder: Path) -> VLLMPolicy:
@@ -88,7 +87,7 @@ class VLLMPolicy:
         return cls(engine, folder)
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
-        return await self._engine.complete(prompt, replace(sampling, adapter=self._adapter))
+        return await super().complete(prompt, replace(sampling, adapter=self._adapter))
 
     async def update(self, model: Any, step: int) -> None:
         """Load the weights of ``model``, or those of its adapter. The first process writes them for all."""
@@ -106,10 +105,7 @@ class VLLMPolicy:
         if (place / "adapter_config.json").exists():
             self._adapter = str(place)  # the engine loads it at the first call, as an adapter of its own name
         else:
-            await self._engine.load(place)
-
-    async def aclose(self) -> None:
-        await self._engine.aclose()
+            await self.load(place)  # of the engine
 
 
 def serves_adapters() -> bool:

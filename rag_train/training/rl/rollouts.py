@@ -19,7 +19,7 @@ from typing import Any
 
 from rag_train.errors import Refused, UserError
 from rag_train.formats import deeprag
-from rag_train.llm.base import LLM, Completion, Sampling, Usage
+from rag_train.llm.base import LLM, Around, Completion, Sampling, Usage
 from rag_train.retrieval.batching import AsyncRetriever
 from rag_train.schema import Decision, LLMCall, Question, Step, Trajectory
 from rag_train.strategies.base import Kit, Run, Strategy, together
@@ -32,21 +32,17 @@ from rag_train.training.rl.rewards import Rewards
 from rag_train.training.rl.rows import Row, Turn, encode_rollout
 
 
-class Counted:
+class Counted(Around):
     """An engine that adds the tokens of every call to ``spent``."""
 
     def __init__(self, llm: LLM, spent: list[Usage]):
-        self._llm = llm
+        super().__init__(llm)
         self._spent = spent
-        self.name, self.tokenizer, self.abilities = llm.name, llm.tokenizer, llm.abilities
 
     async def complete(self, prompt: str, sampling: Sampling) -> Completion:
-        completion = await self._llm.complete(prompt, sampling)
+        completion = await super().complete(prompt, sampling)
         self._spent.append(completion.usage)
         return completion
-
-    async def aclose(self) -> None:
-        """Do nothing: the engine belongs to all rollouts."""
 
 
 class Sampler(Counted):
