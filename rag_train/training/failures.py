@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from rag_train.errors import OneProcessError, UserError
 from rag_train.training.checkpoints import newest_to_continue, step_of
+from rag_train.training.plan import savings
 from rag_train.training.recipe import TrainRecipe
 
 NO_MEMORY = ("out of memory", "DefaultCPUAllocator", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -84,19 +85,10 @@ def explain_failures(recipe: TrainRecipe) -> Iterator[None]:
 
 
 def _no_memory(recipe: TrainRecipe) -> str:
-    more = " (and more gradient_accumulation)"
-    remedies = [
-        (recipe.batch_size > 1, f"a smaller batch_size{'' if recipe.global_batch else more}"),
-        (True, "a smaller sft.pack_tokens" if recipe.pack_tokens else "a smaller max_tokens"),
-        (not recipe.gradient_checkpointing, "gradient_checkpointing=true"),
-        (recipe.precision == "fp32", "precision=bf16"),
-        (recipe.lora is None, "lora.r=16"),
-        (recipe.lora is not None and recipe.quantize == "none", "quantize=4bit"),
-    ]
+    settings = [*(text for text, _ in savings(recipe)), "a smaller max_tokens"]
     return (
-        f"out of memory with batch_size={recipe.batch_size} and max_tokens={recipe.max_tokens}; set "
-        f"{', '.join(remedy for useful, remedy in remedies if useful)}, or shard the model over more devices "
-        "(launch/accelerate/zero3.yaml)"
+        f"out of memory with batch_size={recipe.batch_size} and max_tokens={recipe.max_tokens}; set one or more of "
+        f"{', '.join(settings)}, or shard the model over more devices (launch/accelerate/zero3.yaml)"
     )
 
 

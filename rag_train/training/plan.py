@@ -323,29 +323,30 @@ def _remedy(found: Plan, recipe: TrainRecipe, rows: Dataset) -> str:
     return f"set {remedy}, or" if remedy else "no setting is enough for one device:"
 
 
-def _remedies(recipe: TrainRecipe) -> list[tuple[str, TrainRecipe]]:
-    """List changes of the recipe that save memory: each alone, the smallest change first, then more and more
-    together."""
+def _remedies(recipe: TrainRecipe) -> Iterator[tuple[str, TrainRecipe]]:
+    """Yield changes of the recipe that save memory: each alone, then more and more together."""
+    changes = savings(recipe)
+    together = [changes[:count] for count in range(2, len(changes) + 1)]
+    for each in [*([change] for change in changes), *together]:
+        keys = {name: value for _, change in each for name, value in change.items()}
+        yield " ".join(text for text, _ in each), replace(recipe, **keys)
+
+
+def savings(recipe: TrainRecipe) -> list[tuple[str, dict[str, Any]]]:
+    """Return the settings that save memory, the smallest change first: each as text, and as keys of the recipe."""
     small = {"batch_size": 1}
     if recipe.global_batch is None:
         small["gradient_accumulation"] = recipe.batch_size * recipe.gradient_accumulation
-    changes: list[tuple[str, dict[str, Any]]] = []
-    if not recipe.gradient_checkpointing:
-        changes.append(("gradient_checkpointing=true", {"gradient_checkpointing": True}))
-    if recipe.batch_size > 1:
-        changes.append((" ".join(f"{key}={value}" for key, value in small.items()), small))
-    if recipe.pack_tokens and recipe.pack_tokens > recipe.max_tokens:
-        changes.append((f"sft.pack_tokens={recipe.max_tokens}", {"sft": SFTRecipe(pack_tokens=recipe.max_tokens)}))
-    if recipe.precision == "fp32":
-        changes.append(("precision=bf16", {"precision": "bf16"}))
-    if recipe.lora is None:
-        changes.append(("lora.r=16", {"lora": LoraRecipe()}))
-    remedies = [(text, replace(recipe, **change)) for text, change in changes]
-    together, texts = recipe, []
-    for text, change in changes:
-        together, texts = replace(together, **change), [*texts, text]
-        remedies.append((" ".join(texts), together))
-    return remedies
+    packed = SFTRecipe(pack_tokens=recipe.max_tokens)
+    changes: list[tuple[bool, str, dict[str, Any]]] = [
+        (not recipe.gradient_checkpointing, "gradient_checkpointing=true", {"gradient_checkpointing": True}),
+        (recipe.batch_size > 1, " ".join(f"{key}={value}" for key, value in small.items()), small),
+        ((recipe.pack_tokens or 0) > recipe.max_tokens, f"sft.pack_tokens={recipe.max_tokens}", {"sft": packed}),
+        (recipe.precision == "fp32", "precision=bf16", {"precision": "bf16"}),
+        (recipe.lora is None, "lora.r=16", {"lora": LoraRecipe()}),
+        (recipe.lora is not None and recipe.quantize == "none", "quantize=4bit", {"quantize": "4bit"}),
+    ]
+    return [(text, keys) for saves, text, keys in changes if saves]
 
 
 def _short(count: float) -> str:

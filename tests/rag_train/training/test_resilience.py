@@ -117,8 +117,8 @@ def test_out_of_memory_error_names_settings_to_change(work: Path, tmp_path: Path
         assert main([str(tmp_path / "recipe.yaml")]) == 2
         [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
         assert line == (
-            "error: out of memory with batch_size=2 and max_tokens=4096; set a smaller batch_size "
-            "(and more gradient_accumulation), a smaller max_tokens, gradient_checkpointing=true, lora.r=16, "
+            "error: out of memory with batch_size=2 and max_tokens=4096; set one or more of "
+            "gradient_checkpointing=true, batch_size=1 gradient_accumulation=2, lora.r=16, a smaller max_tokens, "
             "or shard the model over more devices (launch/accelerate/zero3.yaml)"
         )
 
