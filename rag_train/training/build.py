@@ -17,27 +17,20 @@ def build_trainer(recipe: TrainRecipe, rows: Any, tokenizer: Any, checkpoints: P
 
     Raises UserError if TRL, PEFT or the Hub refuse a setting.
     """
+    if recipe.stage == "rl":
+        from rag_train.training.rl.trainer import rl_trainer as make
+    elif recipe.stage == "dpo" and recipe.trees:
+        from rag_train.training.tree_dpo import tree_trainer as make
+    elif recipe.stage == "dpo":
+        from rag_train.training.dpo import dpo_trainer as make
+    elif "target_ids" in rows.column_names:
+        from rag_train.training.encoder_decoder import encoder_decoder_trainer as make
+    else:
+        from rag_train.training.sft import sft_trainer as make
     try:
-        if recipe.stage == "sft" and "target_ids" in rows.column_names:
-            from rag_train.training.encoder_decoder import encoder_decoder_trainer
-
-            trainer = encoder_decoder_trainer(recipe, rows, tokenizer, checkpoints, held_out)
-        elif recipe.stage == "sft":
-            from rag_train.training.sft import sft_trainer
-
-            trainer = sft_trainer(recipe, rows, tokenizer, checkpoints, held_out)
-        elif recipe.stage == "rl":
-            from rag_train.training.rl.trainer import rl_trainer
-
-            trainer = rl_trainer(recipe, rows, tokenizer, checkpoints)
-        elif recipe.trees:
-            from rag_train.training.tree_dpo import tree_trainer
-
-            trainer = tree_trainer(recipe, rows, tokenizer, checkpoints, held_out)
-        else:
-            from rag_train.training.dpo import dpo_trainer
-
-            trainer = dpo_trainer(recipe, rows, tokenizer, checkpoints, held_out)
+        trainer: Any = make(
+            recipe, checkpoints, train_dataset=rows, eval_dataset=held_out, processing_class=tokenizer
+        )
     except (OSError, ImportError, ValueError) as error:
         raise UserError(f"model {recipe.model}: {str(error).splitlines()[0]}") from error
     valid_generation(trainer.model)

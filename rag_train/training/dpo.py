@@ -10,12 +10,11 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset, load_from_disk
 from peft import PeftModel
-from transformers import PreTrainedTokenizerBase
 from trl import DPOConfig, DPOTrainer
 
 from rag_train.training.masking import IGNORE
 from rag_train.training.recipe import DPORecipe, TrainRecipe
-from rag_train.training.setup import starting_point, trainer_arguments
+from rag_train.training.setup import parts_for_trl, trainer_arguments
 from rag_train.training.tree_dpo import held_out_pairs
 from rag_train.training.validation import HeldOutTrainer
 
@@ -55,14 +54,8 @@ class CalibrationTrainer(HeldOutTrainer, DPOTrainer):
         return dataset
 
 
-def dpo_trainer(
-    recipe: TrainRecipe,
-    rows: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    checkpoints: Path,
-    held_out: Dataset | None = None,
-) -> CalibrationTrainer:
-    """Return the trainer of Stage II, its model loaded, for rows of `dpo_rows`; it is evaluated on ``held_out``."""
+def dpo_trainer(recipe: TrainRecipe, checkpoints: Path, **data: Any) -> CalibrationTrainer:
+    """Return the trainer of Stage II, its model loaded, for the ``data`` of `build_trainer`: rows of `dpo_rows`."""
     settings = recipe.dpo
     assert settings is not None
     # Under FSDP, TRL 1.16 computes the reference before the first process has sent the others their weights.
@@ -74,23 +67,17 @@ def dpo_trainer(
         losses = {"sigmoid": 2 * (1 - noise), "robust": 2 * noise - 1}
     if settings.sft_weight:
         losses["sft"] = settings.sft_weight
-    shared = trainer_arguments(recipe, checkpoints)
     arguments = DPOConfig(
-        **shared,
+        **trainer_arguments(recipe, checkpoints),
         beta=settings.beta,
         label_smoothing=settings.label_smoothing,
         loss_type=list(losses),
         loss_weights=list(losses.values()),
         precompute_ref_log_probs=True,
     )
-    trainer = CalibrationTrainer(
-        settings,
-        **starting_point(recipe, shared["model_init_kwargs"]),
-        args=arguments,
-        train_dataset=_on_disk(rows, checkpoints / "pairs"),
-        eval_dataset=_on_disk(held_out, checkpoints / "held_out_pairs") if held_out else None,
-        processing_class=tokenizer,
-    )
+    for name in ("train_dataset", "eval_dataset"):
+        data[name] = data[name] and _on_disk(data[name], checkpoints / name)
+    trainer = CalibrationTrainer(settings, **parts_for_trl(recipe, arguments), **data)
     if isinstance(trainer.model, PeftModel) and "ref" in trainer.model.peft_config:
         trainer.model.delete_adapter("ref")  # TRL's copy of the starting adapters; their reference is computed
     return trainer

@@ -18,12 +18,20 @@ from transformers import TrainerCallback
 
 from rag_train.errors import UserError
 from rag_train.precision import exact_attention
-from rag_train.progress import console
-from rag_train.training.tree import NO_TREES, lay_out, path_logits, path_logprobs, separate_logits, supports
+from rag_train.training.processes import say_once
+from rag_train.training.tree import (
+    NO_TREES,
+    Logits,
+    Tensors,
+    lay_out,
+    path_logits,
+    path_logprobs,
+    separate_logits,
+    supports,
+    tensors,
+)
 from rag_train.training.validation import HeldOutTrainer
 
-Logits = Callable[..., torch.Tensor]
-"""`path_logits`, or another function with its arguments."""
 ROUNDING = {False: 1e-3, True: 0.1}
 """Greatest difference from the plain forward pass that may be rounding, which kernels do differently, in fp32 and
 in bf16: root mean square, in standard deviations of the logits."""
@@ -50,12 +58,12 @@ def proven_logits(model: Any, half: bool, automatic: bool) -> Logits:
             inner.set_attn_implementation("sdpa")
             if not _problem(model, path_logits, half):
                 problem = None
-                _say(f"attention: sdpa, because {before} does not work with this model")
+                say_once(f"attention: sdpa, because {before} does not work with this model")
         found: Logits = path_logits
         if problem:
             _set_plain(inner)
             found = separate_logits
-            _say(
+            say_once(
                 f"model of type {inner.config.model_type}: rows of several sequences are not possible ({problem}); "
                 "they are computed as padded batches of single ones, with the same loss but more slowly"
             )
@@ -79,16 +87,9 @@ class RowsTrainer(HeldOutTrainer):
         """Prove that the model computes rows; called before the first step."""
         self.logits = proven_logits(self.model_wrapped, self.args.bf16, self._automatic)
 
-    def logprobs(self, model: Any, row: dict[str, torch.Tensor]) -> torch.Tensor:
+    def logprobs(self, model: Any, row: Tensors) -> torch.Tensor:
         """Return the log-probability of each label of a row."""
-        names = ("input_ids", "positions", "last", "at", "labels")
-        return path_logprobs(model, *(row[name] for name in names), logits=self.logits)
-
-
-def tensors(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Collate a batch, which is a single row."""
-    [row] = rows
-    return {name: torch.tensor(value) for name, value in row.items()}
+        return path_logprobs(model, row, self.logits)
 
 
 class AtStart(TrainerCallback):
@@ -112,11 +113,6 @@ def require_trees(model: Any, half: bool) -> None:
         inner: Any = extract_model_from_parallel(model)
         kind = inner.config.model_type
         raise UserError(f"model of type {kind}: rollouts cannot share rows ({problem}); set rl.layout=rollouts")
-
-
-def _say(line: str) -> None:
-    if PartialState().is_main_process:
-        console.print(line, soft_wrap=True, markup=False)
 
 
 def _set_plain(model: Any) -> str:
@@ -179,5 +175,6 @@ def _row_logits(model: Any, logits: Logits, documents: list[list[int]], device: 
     """Return the logits at the tokens of each document, all laid out in one row."""
     tree = lay_out(documents)
     at = [index for path in tree.paths for index in path]
-    arguments = (torch.tensor(values, device=device) for values in (tree.ids, tree.positions, tree.last, at))
-    return list(logits(model, *arguments).split([len(path) for path in tree.paths]))
+    row = tensors([{"input_ids": tree.ids, "positions": tree.positions, "last": tree.last, "at": at}])
+    found = logits(model, {name: values.to(device) for name, values in row.items()})
+    return list(found.split([len(path) for path in tree.paths]))

@@ -25,13 +25,11 @@ from datasets import Dataset, concatenate_datasets
 from rag_train.errors import UserError
 from rag_train.identity import code
 from rag_train.jobs.files import CACHE_VARIABLE, cache_directory, locked, new_file, placed_records
-from rag_train.progress import console, progress
+from rag_train.progress import progress, say
 from rag_train.schema import Record
 
 R = TypeVar("R", bound=Record)
 Row = dict[str, list[int]]
-Rows = Dataset | Sequence[Row]
-"""Rows on disk, or in memory for a few rows of one's own."""
 
 PART = 2048
 """Records of a file. A killed run repeats at most one file."""
@@ -69,7 +67,7 @@ def stored_rows(
                 for part in missing:
                     _write(part, _encoded(islice(records, PART), encode, advance), columns)
             size = sum(part.stat().st_size for part in parts)
-            console.print(f"token ids of {path}: {size / 2**20:,.1f} MiB in {folder}", soft_wrap=True)
+            say(f"token ids of {path}: {size / 2**20:,.1f} MiB in {folder}")
         rows = concatenate_datasets([Dataset.from_file(str(part)) for part in parts])
         return rows, sum(map(_refused, parts), Counter())
 

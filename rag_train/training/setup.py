@@ -102,14 +102,11 @@ def check_adapters(recipe: TrainRecipe, adapter: str) -> None:
             )
 
 
-def starting_point(recipe: TrainRecipe, init: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with which TRL's trainers get the model, which they load themselves if it is no adapter.
-
-    Create TrainingArguments before this call, as for `load_model`.
-    """
+def parts_for_trl(recipe: TrainRecipe, args: Any) -> dict[str, Any]:
+    """Return arguments and model for a trainer of TRL, which loads a model itself if it is no adapter."""
     if base_of(recipe.model)[1]:
-        return {"model": load_model(recipe, **init)}
-    return {"model": recipe.model, "peft_config": lora_config(recipe)}
+        return {"args": args, "model": load_model(recipe, **args.model_init_kwargs)}
+    return {"args": args, "model": recipe.model, "peft_config": lora_config(recipe)}
 
 
 def model_config(recipe: TrainRecipe) -> Any:
@@ -148,30 +145,34 @@ def _keep_input_type(model: torch.nn.Module) -> None:
         layer.cast_input_dtype_enabled = False
 
 
-def own_arguments(recipe: TrainRecipe, checkpoints: Path, **more: Any) -> tuple[TrainingArguments, dict[str, Any]]:
-    """Return arguments, with ``more`` of them, for a trainer whose rows have columns of our own, and those of
-    `load_model`."""
+def own_parts(recipe: TrainRecipe, checkpoints: Path, attention: str | None = None, **more: Any) -> dict[str, Any]:
+    """Return arguments, with ``more`` of them, and model for a trainer whose rows have columns of our own.
+
+    ``attention`` is the model's ``attn_implementation``; None leaves its own.
+    """
     arguments = trainer_arguments(recipe, checkpoints)
     for name in ("max_length", "pad_to_multiple_of", "model_init_kwargs"):  # arguments of TRL, not of transformers
         init = arguments.pop(name)
-    return TrainingArguments(**arguments | {"remove_unused_columns": False, "label_names": []} | more), init
+    args = TrainingArguments(**arguments | {"remove_unused_columns": False, "label_names": []} | more)
+    if attention:
+        init |= {"attn_implementation": attention}
+    return {"args": args, "model": load_model(recipe, **init)}
 
 
-def tree_parts(recipe: TrainRecipe, checkpoints: Path) -> tuple[TrainingArguments, torch.nn.Module]:
-    """Return arguments and model for a trainer whose rows are trees (`rag_train.training.tree`), one per forward
-    pass.
+def tree_parts(recipe: TrainRecipe, checkpoints: Path) -> dict[str, Any]:
+    """Return what a trainer takes whose rows are trees (`rag_train.training.tree`), one per forward pass.
 
     On a GPU, Liger's kernels replace the model's layers if the package is installed, except its fused
     cross-entropy: logits are computed at trained positions only.
     """
-    args, init = own_arguments(
+    parts = own_parts(
         recipe,
         checkpoints,
+        attention_for_trees(model_config(recipe), recipe.attention),
         per_device_train_batch_size=1,
         per_device_eval_batch_size=1,
         include_num_input_tokens_seen="all",
         use_liger_kernel=torch.cuda.is_available() and is_liger_kernel_available(),
         liger_kernel_config={"fused_linear_cross_entropy": False},
     )
-    attention = attention_for_trees(model_config(recipe), recipe.attention)
-    return args, load_model(recipe, **init | {"attn_implementation": attention})
+    return parts | {"automatic": recipe.attention == "auto"}

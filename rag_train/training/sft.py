@@ -9,14 +9,14 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, Trainer
+from transformers import Trainer
 from trl import SFTConfig, SFTTrainer
 
 from rag_train.training.packing import pack_rows
 from rag_train.training.probe import RowsTrainer
 from rag_train.training.recipe import TrainRecipe
-from rag_train.training.rows import LazyRows, Row, Rows
-from rag_train.training.setup import starting_point, trainer_arguments, tree_parts
+from rag_train.training.rows import LazyRows, Row
+from rag_train.training.setup import parts_for_trl, trainer_arguments, tree_parts
 from rag_train.training.tree import labelled_row
 from rag_train.training.validation import HeldOutTrainer
 
@@ -33,7 +33,7 @@ class WeightedTrainer(HeldOutTrainer):
 
     def examples(self, inputs: dict[str, torch.Tensor]) -> int:
         """Return the number of examples in a batch."""
-        raise NotImplementedError
+        return len(inputs["labels"])
 
     def _get_num_items_in_batch(self, batch_samples, device):
         if self.by_example:  # one label for each example, in place of those of its tokens
@@ -61,9 +61,6 @@ class ImitationTrainer(WeightedTrainer, SFTTrainer):
     misprint.
     """
 
-    def examples(self, inputs):
-        return len(inputs["labels"])
-
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         forward = partial(_mean_by_example, model) if self.by_example else model
         return super().compute_loss(forward, inputs, return_outputs, num_items_in_batch)
@@ -81,50 +78,57 @@ def _mean_by_example(model: Any, **inputs: Any) -> Any:
     return outputs
 
 
-class PackedTrainer(WeightedTrainer, RowsTrainer):
-    """The loss of `ImitationTrainer` over rows of `packed_rows`, one row per forward pass.
-
-    Every distinct prefix of a row is computed once, and no token attends to a token of another example.
-    """
+class LabelTrainer(WeightedTrainer):
+    """The loss of `ImitationTrainer` from the logits at each label."""
 
     def __init__(self, **arguments: Any):
         super().__init__(**arguments)
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the number of labels of the whole step
         self._loss_shifts_labels = False  # all labels count, the first as well
 
-    def examples(self, inputs):
-        return int(inputs["owner"].max()) + 1
+    def scored(
+        self, model: Any, inputs: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the logits at each of N labels, of shape (N, vocabulary), the labels, and the numbers of their
+        examples in the batch."""
+        raise NotImplementedError
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         assert num_items_in_batch is not None
-        logprobs = self.logprobs(model, inputs)
+        logits, labels, owner = self.scored(model, inputs)
+        losses = F.cross_entropy(logits.float(), labels, reduction="none")
         if self.by_example:
-            logprobs = logprobs / _counts(inputs)[inputs["owner"]]
+            losses = losses / owner.bincount()[owner]
         # Gradients are averaged over the processes, so the mean is multiplied by their number.
-        loss = -logprobs.sum() / num_items_in_batch * self.accelerator.num_processes
-        return (loss, logprobs) if return_outputs else loss
+        loss = losses.sum() / num_items_in_batch * self.accelerator.num_processes
+        return (loss, logits) if return_outputs else loss
 
     def held_out(self, model, inputs):
-        names = ("input_ids", "positions", "last", "at")
-        logits, labels = self.logits(model, *(inputs[name] for name in names)), inputs["labels"]
-        right = (logits.argmax(-1) == labels).float()
-        if not self.by_example:
-            loss = F.cross_entropy(logits.float(), labels, reduction="sum")
-            return self.figures(loss[None], right.sum()[None], loss.new_tensor([len(labels)]))
-        losses, count = F.cross_entropy(logits.float(), labels, reduction="none"), _counts(inputs)
-        loss, right = (torch.zeros_like(count).index_add(0, inputs["owner"], v) for v in (losses, right))
-        return self.figures(loss, right, count).sum(0, keepdim=True)
+        logits, labels, owner = self.scored(model, inputs)
+        losses, right = F.cross_entropy(logits.float(), labels, reduction="none"), logits.argmax(-1) == labels
+        counts = owner.bincount().double()
+        loss, right = (torch.zeros_like(counts).index_add(0, owner, each.double()) for each in (losses, right))
+        return self.figures(loss, right, counts)
 
 
-def _counts(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return the number of trained tokens of each example of a packed row."""
-    return inputs["owner"].bincount().float()
+class PackedTrainer(LabelTrainer, RowsTrainer):
+    """A `LabelTrainer` over rows of `packed_rows`, one row per forward pass.
+
+    Every distinct prefix of a row is computed once, and no token attends to a token of another example.
+    """
+
+    def examples(self, inputs):
+        return int(inputs["owner"].max()) + 1
+
+    def scored(self, model, inputs):
+        return self.logits(model, inputs), inputs["labels"], inputs["owner"]
+
+    def held_out(self, model, inputs):
+        return super().held_out(model, inputs).sum(0, keepdim=True)  # a row counts as one where rows are gathered
 
 
-def packed_rows(rows: Rows, budget: int, seed: int) -> LazyRows:
+def packed_rows(rows: Dataset, budget: int, seed: int) -> LazyRows:
     """Pack rows of `sft_rows` into rows of at most ``budget`` tokens (see `pack`), laid out when they are read."""
-    if not isinstance(rows, Dataset):
-        rows = Dataset.from_list(list(rows))
     members = pack_rows(rows, budget, seed)
 
     def row(number: int) -> Row:
@@ -134,34 +138,13 @@ def packed_rows(rows: Rows, budget: int, seed: int) -> LazyRows:
     return LazyRows(len(members), row)
 
 
-def sft_trainer(
-    recipe: TrainRecipe,
-    rows: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    checkpoints: Path,
-    held_out: Dataset | None = None,
-) -> Trainer:
-    """Return the trainer of Stage I, its model loaded, for rows of `sft_rows`; it is evaluated on ``held_out``."""
+def sft_trainer(recipe: TrainRecipe, checkpoints: Path, **data: Any) -> Trainer:
+    """Return the trainer of Stage I, its model loaded, for the ``data`` of `build_trainer`: rows of `sft_rows`."""
     assert recipe.sft is not None
     weight = recipe.sft.weight
     if budget := recipe.pack_tokens:
-        args, model = tree_parts(recipe, checkpoints)
-        return PackedTrainer(
-            weight=weight,
-            automatic=recipe.attention == "auto",
-            model=model,
-            args=args,
-            train_dataset=packed_rows(rows, budget, recipe.seed),
-            eval_dataset=packed_rows(held_out, budget, recipe.seed) if held_out else None,
-            processing_class=tokenizer,
-        )
-    arguments = trainer_arguments(recipe, checkpoints)
-    args = SFTConfig(**arguments, dataset_kwargs={"skip_prepare_dataset": True})
-    return ImitationTrainer(
-        weight=weight,
-        **starting_point(recipe, arguments["model_init_kwargs"]),
-        args=args,
-        train_dataset=rows,
-        eval_dataset=held_out,
-        processing_class=tokenizer,
-    )
+        for name in ("train_dataset", "eval_dataset"):
+            data[name] = data[name] and packed_rows(data[name], budget, recipe.seed)
+        return PackedTrainer(weight=weight, **tree_parts(recipe, checkpoints), **data)
+    args = SFTConfig(**trainer_arguments(recipe, checkpoints), dataset_kwargs={"skip_prepare_dataset": True})
+    return ImitationTrainer(weight=weight, **parts_for_trl(recipe, args), **data)

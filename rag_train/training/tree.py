@@ -16,7 +16,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
-from accelerate import PartialState
 from accelerate.utils import extract_model_from_parallel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, PretrainedConfig
@@ -24,8 +23,8 @@ from transformers.integrations.flex_attention import flex_attention_forward
 
 from rag_train.errors import UserError
 from rag_train.precision import exact_attention
-from rag_train.progress import console
 from rag_train.training.masking import IGNORE
+from rag_train.training.processes import say_once
 from rag_train.training.rows import Row
 
 SLICED = "tree_slices"
@@ -44,6 +43,11 @@ NO_TREES = "remove sft.pack_tokens, set dpo.layout=pairs or set rl.layout=rollou
 """What to do if a model cannot be trained on trees."""
 
 TokenT = TypeVar("TokenT", bound=Hashable)
+Tensors = dict[str, torch.Tensor]
+"""A row of `labelled_row` as tensors: ``input_ids``, ``positions`` and ``last`` of shape (T,), and for each of N
+labels ``at``, ``labels`` and ``owner``."""
+Logits = Callable[[Any, Tensors], torch.Tensor]
+"""`path_logits`, or another function with its arguments."""
 
 
 class Slice(NamedTuple):
@@ -127,6 +131,12 @@ def labelled_row(examples: Iterable[tuple[list[int], list[int]]]) -> Row:
     at, kept, owner = map(list, zip(*trained, strict=True))
     shape = {"input_ids": tree.ids, "positions": tree.positions, "last": tree.last}
     return shape | {"at": at, "labels": kept, "owner": owner}
+
+
+def tensors(rows: Sequence[dict[str, Any]]) -> Tensors:
+    """Collate a batch, which is a single row."""
+    [row] = rows
+    return {name: torch.tensor(value) for name, value in row.items()}
 
 
 def attention_mask(last: torch.Tensor, positions: torch.Tensor, window: int | None = None) -> torch.Tensor:
@@ -261,10 +271,8 @@ def attention_for_trees(config: PretrainedConfig, choice: str = "auto") -> str:
         _try_flex_attention(config)
     except Exception as error:  # a compiler's: of any type
         other = "sdpa" if supports(config, "sdpa") else "sliced"
-        if PartialState().is_main_process:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            line = f"attention: {other}, because FlexAttention failed here: {reason}"
-            console.print(line, soft_wrap=True, markup=False)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        say_once(f"attention: {other}, because FlexAttention failed here: {reason}")
         return IMPLEMENTATIONS[other]
     return IMPLEMENTATIONS["flex"]
 
@@ -306,39 +314,19 @@ def _try_flex_attention(config: PretrainedConfig) -> None:
     output.float().sum().backward()
 
 
-def _attention(model: torch.nn.Module, last: torch.Tensor, positions: torch.Tensor) -> dict[str, Any]:
-    """Return the mask arguments that the model's attention implementation takes.
+def padded(row: Tensors) -> Tensors:
+    """Return a row filled up to few different lengths, with tokens that attend only to themselves.
 
-    Models that have layers with and without a sliding window take a mask for either.
+    ``at`` is filled with 0. Kernels are compiled and memory is reserved for each length.
     """
-    unwrapped: Any = extract_model_from_parallel(model)
-    implementation, config = unwrapped.config._attn_implementation, unwrapped.config.get_text_config()
-    if implementation == SLICED:
-        return {"tree_slices": slices(last, positions)}
-    mask = {"flex_attention": block_mask, "eager": added_mask}.get(implementation, attention_mask)
-    window = getattr(config, "sliding_window", None)
-    if not (kinds := getattr(config, "layer_types", None)):
-        return {"attention_mask": mask(last, positions, window)}
-    windows = {"full_attention": None, "sliding_attention": window}
-    return {"attention_mask": {kind: mask(last, positions, windows[kind]) for kind in sorted(set(kinds))}}
-
-
-def padded(
-    ids: torch.Tensor, positions: torch.Tensor, last: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Pad a row with tokens that attend only to themselves, to few different lengths.
-
-    Kernels are compiled and memory is reserved for each length.
-    """
-    size = few_lengths(len(ids))
-    last = torch.cat([last, torch.arange(len(last), size, device=last.device)])
-    ids, positions = (F.pad(values, (0, size - len(values))) for values in (ids, positions))
-    return ids, positions, last
-
-
-def padded_indices(at: torch.Tensor) -> torch.Tensor:
-    """Pad indices into a row with 0, to few different lengths."""
-    return F.pad(at, (0, few_lengths(len(at)) - len(at)))
+    last = row["last"]
+    filled = {
+        name: F.pad(row[name], (0, few_lengths(len(row[name])) - len(row[name])))
+        for name in ("input_ids", "positions", "at")
+        if name in row
+    }
+    alone = torch.arange(len(last), len(filled["input_ids"]), device=last.device)
+    return filled | {"last": torch.cat([last, alone])}
 
 
 def few_lengths(size: int) -> int:
@@ -347,35 +335,36 @@ def few_lengths(size: int) -> int:
     return -(-size // step) * step
 
 
-def forward_arguments(
-    model: torch.nn.Module, ids: torch.Tensor, positions: torch.Tensor, last: torch.Tensor
-) -> dict[str, Any]:
-    """Return the arguments of the model's forward pass over a row, which is padded."""
-    ids, positions, last = padded(ids, positions, last)
-    return {
-        "input_ids": ids[None],
-        "position_ids": positions[None],
-        "use_cache": False,
-        **_attention(model, last, positions),
-    }
+def forward_arguments(model: torch.nn.Module, row: Tensors) -> dict[str, Any]:
+    """Return the arguments of the model's forward pass over a row of `padded`.
 
-
-def path_logits(
-    model: torch.nn.Module, ids: torch.Tensor, positions: torch.Tensor, last: torch.Tensor, at: torch.Tensor
-) -> torch.Tensor:
-    """Return the logits at the indices ``at``, of shape (N, vocabulary); no others are computed.
-
-    ``ids``, ``positions`` and ``last`` are those of a `Tree`, of shape (T,).
+    The mask is as the model's attention implementation takes it. Models that have layers with and without a sliding
+    window take a mask for either.
     """
-    arguments = forward_arguments(model, ids, positions, last)
-    logits = model(**arguments, logits_to_keep=padded_indices(at)).logits[0]
-    return logits[: len(at)]
+    unwrapped: Any = extract_model_from_parallel(model)
+    implementation, config = unwrapped.config._attn_implementation, unwrapped.config.get_text_config()
+    last, positions = row["last"], row["positions"]
+    arguments = {"input_ids": row["input_ids"][None], "position_ids": positions[None], "use_cache": False}
+    if implementation == SLICED:
+        return arguments | {"tree_slices": slices(last, positions)}
+    mask = {"flex_attention": block_mask, "eager": added_mask}.get(implementation, attention_mask)
+    window = getattr(config, "sliding_window", None)
+    if not (kinds := getattr(config, "layer_types", None)):
+        return arguments | {"attention_mask": mask(last, positions, window)}
+    windows = {"full_attention": None, "sliding_attention": window}
+    masks = {kind: mask(last, positions, windows[kind]) for kind in sorted(set(kinds))}
+    return arguments | {"attention_mask": masks}
 
 
-def separate_logits(
-    model: torch.nn.Module, ids: torch.Tensor, positions: torch.Tensor, last: torch.Tensor, at: torch.Tensor
-) -> torch.Tensor:
+def path_logits(model: torch.nn.Module, row: Tensors) -> torch.Tensor:
+    """Return the logits at the indices ``at`` of a row, of shape (N, vocabulary); no others are computed."""
+    filled = padded(row)
+    return model(**forward_arguments(model, filled), logits_to_keep=filled["at"]).logits[0, : len(row["at"])]
+
+
+def separate_logits(model: torch.nn.Module, row: Tensors) -> torch.Tensor:
     """Return the same logits from a padded batch of the row's sequences, for models that cannot compute the row."""
+    ids, positions, last, at = (row[name] for name in ("input_ids", "positions", "last", "at"))
     index = torch.arange(len(ids), device=ids.device)
     leaves = index[last == index]
     paths = (index <= leaves[:, None]) & (leaves[:, None] <= last)  # a leaf's ancestors and itself
@@ -387,19 +376,6 @@ def separate_logits(
     return logits[paths[:, at].int().argmax(0), positions[at]]
 
 
-def path_logprobs(
-    model: torch.nn.Module,
-    ids: torch.Tensor,
-    positions: torch.Tensor,
-    last: torch.Tensor,
-    at: torch.Tensor,
-    targets: torch.Tensor,
-    *,
-    logits: Callable[..., torch.Tensor] = path_logits,
-) -> torch.Tensor:
-    """Return the log-probability of each of ``targets``, predicted at the index ``at``; both have shape (N,).
-
-    The other arguments are those of ``logits``, `path_logits` or a function like it. The result is differentiable.
-    """
-    values = logits(model, ids, positions, last, at)
-    return torch.log_softmax(values.float(), -1).gather(1, targets[:, None])[:, 0]
+def path_logprobs(model: torch.nn.Module, row: Tensors, logits: Logits = path_logits) -> torch.Tensor:
+    """Return the log-probability of each of a row's ``labels``, of shape (N,). The result is differentiable."""
+    return torch.log_softmax(logits(model, row).float(), -1).gather(1, row["labels"][:, None])[:, 0]

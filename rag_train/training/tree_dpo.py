@@ -14,18 +14,17 @@ import torch.nn.functional as F
 from accelerate.utils import gather_object, reduce
 from datasets import Dataset
 from torch.utils.data import ConcatDataset
-from transformers import PreTrainedTokenizerBase
 from trl.trainer.utils import disable_dropout_in_model
 
 from rag_train.errors import UserError
 from rag_train.jobs.files import write_text
 from rag_train.progress import progress
 from rag_train.training.masking import IGNORE
-from rag_train.training.probe import RowsTrainer, tensors
+from rag_train.training.probe import RowsTrainer
 from rag_train.training.recipe import DPORecipe, TrainRecipe
-from rag_train.training.rows import LazyRows, Rows
+from rag_train.training.rows import LazyRows
 from rag_train.training.setup import tree_parts
-from rag_train.training.tree import labelled_row
+from rag_train.training.tree import labelled_row, tensors
 
 REFERENCE = "reference.json"
 
@@ -39,7 +38,7 @@ def tree_row(pairs: Iterable[dict[str, list[int]]]) -> dict[str, Any]:
     return labelled_row((prompt + snippet, [IGNORE] * len(prompt) + snippet) for prompt, snippet in sides)
 
 
-def tree_rows(rows: Rows, size: int, first: int = 0) -> LazyRows:
+def tree_rows(rows: Dataset, size: int, first: int = 0) -> LazyRows:
     """Return a row of `tree_row` for each ``size`` pairs, with its number as ``row``, counted from ``first``."""
 
     def row(number: int) -> dict[str, Any]:
@@ -158,28 +157,15 @@ class TreeTrainer(RowsTrainer):
             write_text(path, json.dumps(self._reference))
 
 
-def tree_trainer(
-    recipe: TrainRecipe,
-    rows: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    checkpoints: Path,
-    held_out: Dataset | None = None,
-) -> TreeTrainer:
-    """Return the trainer of Stage II in the tree layout, its model loaded, for rows of `dpo_rows`; it is evaluated
-    on ``held_out``.
+def tree_trainer(recipe: TrainRecipe, checkpoints: Path, **data: Any) -> TreeTrainer:
+    """Return the trainer of Stage II in the tree layout, its model loaded, for the ``data`` of `build_trainer`.
 
     Each ``batch_size`` pairs, in the order of the file, form one tree, which is laid out when it is read.
     """
     assert recipe.dpo is not None
-    args, model = tree_parts(recipe, checkpoints)
-    disable_dropout_in_model(model)  # as TRL does, so that policy and reference agree before the first step
-    batches = tree_rows(rows, recipe.batch_size)
-    return TreeTrainer(
-        recipe.dpo,
-        automatic=recipe.attention == "auto",
-        model=model,
-        args=args,
-        train_dataset=batches,
-        eval_dataset=tree_rows(held_out, recipe.batch_size, len(batches)) if held_out else None,
-        processing_class=tokenizer,
-    )
+    parts, first = tree_parts(recipe, checkpoints), 0
+    disable_dropout_in_model(parts["model"])  # as TRL does: policy and reference agree before the first step
+    for name in ("train_dataset", "eval_dataset"):
+        data[name] = data[name] and tree_rows(data[name], recipe.batch_size, first)
+        first = len(data["train_dataset"])
+    return TreeTrainer(recipe.dpo, **parts, **data)

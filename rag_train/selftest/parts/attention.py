@@ -20,22 +20,20 @@ def attention(work: Work) -> str:
     from transformers import AutoModelForCausalLM
 
     from rag_train.llm.checkpoint import load_tokenizer
-    from rag_train.training.tree import IMPLEMENTATIONS, lay_out, path_logprobs
+    from rag_train.training.tree import IMPLEMENTATIONS, labelled_row, path_logprobs, tensors
 
     device = "cuda" if work.gpus else "cpu"
     tokenizer: Any = load_tokenizer(str(CONTROLLER))
     pairs = read_records(work.examples("dpo"), PreferencePair)[:8]
     texts = [pair.prompt + side for pair in pairs for side in (pair.chosen, pair.rejected)]
-    tree = lay_out(tokenizer(texts)["input_ids"])
-    at = torch.tensor([index for path in tree.paths for index in path[:-1]], device=device)
-    targets = torch.tensor([tree.ids[index] for path in tree.paths for index in path[1:]], device=device)
-    ids, positions, last = (torch.tensor(values, device=device) for values in (tree.ids, tree.positions, tree.last))
+    row = tensors([labelled_row((ids, ids) for ids in tokenizer(texts)["input_ids"])])
+    row = {name: values.to(device) for name, values in row.items()}
 
     found: dict[str, tuple[Any, Any]] = {}
     for name in ("sdpa", "sliced", *(["flex"] if work.gpus else [])):
         model: Any = AutoModelForCausalLM.from_pretrained(CONTROLLER, attn_implementation=IMPLEMENTATIONS[name])
         model.to(device)
-        logprobs = path_logprobs(model, ids, positions, last, at, targets)
+        logprobs = path_logprobs(model, row)
         logprobs.sum().backward()
         found[name] = logprobs.detach(), torch.cat([each.grad.flatten() for each in model.parameters()])
     logprobs, gradient = found.pop("sdpa")
@@ -45,4 +43,4 @@ def attention(work: Work) -> str:
         assert max(far, turned) < CLOSE, f"{name} differs from SDPA: {far:.2g} nats, gradient {turned:.1%}"
         told.append(f"{name} {far:.1g} nats, gradient {turned:.1g}")
     missing = "" if work.gpus else "; FlexAttention needs a GPU"
-    return f"from SDPA: {', '.join(told)}; {len(tree.ids):,} tokens of {len(tree.paths)} sequences{missing}"
+    return f"from SDPA: {', '.join(told)}; {len(row['input_ids']):,} tokens of {len(texts)} sequences{missing}"

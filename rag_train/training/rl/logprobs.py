@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from rag_train.training.masking import IGNORE
-from rag_train.training.tree import Tree, forward_arguments, lay_out
+from rag_train.training.tree import Tree, forward_arguments, lay_out, padded
 
 
 def labelled_tree(rows: Sequence[Sequence[int]], completions: Sequence[int]) -> Tree[tuple[int, int]]:
@@ -50,9 +50,9 @@ def tree_logprobs(
     tree = labelled_tree(rows, sizes)
     ids, labels = torch.tensor(tree.ids, device=input_ids.device).unbind(1)
     positions, last = (torch.tensor(values, device=input_ids.device) for values in (tree.positions, tree.last))
-    arguments = forward_arguments(model, ids, positions, last)
-    labels = F.pad(labels, (0, arguments["input_ids"].shape[1] - len(labels)), value=IGNORE)
-    outputs = model(**arguments, shift_labels=labels[None], fused_lm_head=True)
+    row = padded({"input_ids": ids, "positions": positions, "last": last})
+    labels = F.pad(labels, (0, len(row["last"]) - len(labels)), value=IGNORE)
+    outputs = model(**forward_arguments(model, row), shift_labels=labels[None], fused_lm_head=True)
     at = torch.zeros_like(completed)  # the index at which each token is predicted
     for n, (path, size) in enumerate(zip(tree.paths, sizes, strict=True)):
         at[n, :size] = at.new_tensor(path[len(path) - size - 1 : -1])

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch.utils.data import Sampler
-from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
@@ -41,7 +41,7 @@ from rag_train.training.rl.logprobs import tree_logprobs
 from rag_train.training.rl.policy import Policy, SharedPolicy, VLLMPolicy, generating
 from rag_train.training.rl.rewards import Rewards
 from rag_train.training.rl.rollouts import Rollout, Rollouts
-from rag_train.training.setup import model_config, starting_point, trainer_arguments
+from rag_train.training.setup import model_config, parts_for_trl, trainer_arguments
 from rag_train.training.tree import attention_for_trees
 
 ROLLOUTS = "rollouts.jsonl"
@@ -396,10 +396,10 @@ def question_rows(path: Path, tokenizer: Any, rewards: Rewards) -> tuple[Dataset
     return rows, DataReport(examples=len(questions), tokens=tokens)
 
 
-def rl_trainer(
-    recipe: TrainRecipe, rows: Dataset, tokenizer: PreTrainedTokenizerBase, checkpoints: Path
-) -> RolloutTrainer:
-    """Return the trainer of Stage III, its model loaded, for rows of `question_rows`.
+def rl_trainer(recipe: TrainRecipe, checkpoints: Path, **data: Any) -> RolloutTrainer:
+    """Return the trainer of Stage III, its model loaded, for the ``data`` of `build_trainer`.
+
+    The rows are those of `question_rows`.
 
     Raises UserError if the retriever cannot be opened, if there are too few questions, or if the launcher shards
     the weights.
@@ -412,9 +412,10 @@ def rl_trainer(
             "launch/accelerate/ddp.yaml or zero2.yaml"
         )
     rollouts = recipe.batch_size * recipe.gradient_accumulation * settings.updates
-    if len(rows) * settings.group < (total := rollouts * sharding.processes):
+    questions = len(data["train_dataset"])
+    if questions * settings.group < (total := rollouts * sharding.processes):
         raise UserError(
-            f"data {recipe.data}: {len(rows)} questions, but a generation of {total} rollouts takes "
+            f"data {recipe.data}: {questions} questions, but a generation of {total} rollouts takes "
             f"{total // settings.group}; give more questions or set a smaller global_batch"
         )
     retriever = AsyncRetriever(open_retriever(settings.index))
@@ -440,15 +441,7 @@ def rl_trainer(
         vllm_importance_sampling_mode="token_truncate",
         vllm_importance_sampling_clip_max=settings.correction,
     )
-    trainer = RolloutTrainer(
-        recipe,
-        retriever,
-        checkpoints,
-        **starting_point(recipe, shared["model_init_kwargs"]),
-        args=arguments,
-        train_dataset=rows,
-        processing_class=tokenizer,
-    )
+    trainer = RolloutTrainer(recipe, retriever, checkpoints, **parts_for_trl(recipe, arguments), **data)
     if settings.budget:
         trainer.add_callback(StopAtBudget(settings.budget, settings.updates))
     if settings.collapse:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis.strategies import integers, lists
 from support.training import TOKENIZER, recipe_in, write
@@ -18,17 +17,14 @@ from rag_train.training.packing import distinct_runs, pack_rows, sortable
 from rag_train.training.recipe import DPORecipe, SFTRecipe
 from rag_train.training.rows import LazyRows
 from rag_train.training.sft import packed_rows
-from rag_train.training.tree import SLICE, lay_out, padded, padded_indices, slices
+from rag_train.training.tree import SLICE, labelled_row, padded, slices, tensors
 from rag_train.training.tree_dpo import tree_rows
 
 
 def lengths(rows: LazyRows) -> list[tuple[int, int]]:
     """Return the tokens and logits of each row as the model gets it."""
-    names, computed = ("input_ids", "positions", "last"), []
-    for row in (rows[i] for i in range(len(rows))):
-        ids, _, _ = padded(*(torch.tensor(row[name]) for name in names))
-        computed.append((len(ids), len(padded_indices(torch.tensor(row["at"])))))
-    return computed
+    filled = (padded(tensors([rows[i]])) for i in range(len(rows)))
+    return [(len(row["input_ids"]), len(row["at"])) for row in filled]
 
 
 @pytest.mark.parametrize(("stage", "size"), [("sft", 300), ("sft", 600), ("sft", 1100), ("dpo", 1), ("dpo", 3)])
@@ -82,10 +78,9 @@ def test_one_row_of_answers_needs_more_logits_than_the_mean(work: Path, tmp_path
     lists(lists(integers(0, 1), min_size=1, max_size=400).map(lambda tokens: [5, *tokens]), min_size=1, max_size=6)
 )
 def test_attended_pairs_are_those_of_sliced_attention(sequences: list[list[int]]):
-    tree = lay_out(sorted(sequences))
-    size = -(-len(tree.ids) // SLICE) * SLICE
-    _, positions, last = padded(*(torch.tensor(x) for x in (tree.ids, tree.positions, tree.last)))
-    real = slices(last, positions)[: size // SLICE]
+    row = tensors([labelled_row((ids, ids) for ids in sorted(sequences))])
+    filled = padded(row)
+    real = slices(filled["last"], filled["positions"])[: -(-len(row["last"]) // SLICE)]
     assert _row(distinct_runs([sortable(each) for each in sequences]), 0).attended == sum(
         part.mask.numel() for part in real
     )

@@ -35,12 +35,14 @@ from rag_train.training.tree import (
     attention_mask,
     block_mask,
     few_lengths,
+    forward_arguments,
+    labelled_row,
     lay_out,
     padded,
-    padded_indices,
     path_logits,
     path_logprobs,
     slices,
+    tensors,
 )
 
 tokens = st.lists(st.integers(0, 3), min_size=1, max_size=12)
@@ -115,14 +117,6 @@ def small_model(architecture: str, implementation: str) -> Any:
     return AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
 
 
-def tree_of(sequences: list[list[int]]) -> tuple[torch.Tensor, ...]:
-    """Return the arguments of `path_logprobs`, to predict every token that follows another."""
-    tree = lay_out(sequences)
-    at = [i for path in tree.paths for i in path[:-1]]
-    targets = [token for sequence in sequences for token in sequence[1:]]
-    return tuple(torch.tensor(values) for values in (tree.ids, tree.positions, tree.last, at, targets))
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("implementation", ["sdpa", SLICED, "flex_attention"])
@@ -136,15 +130,15 @@ def test_attention_equals_that_of_separate_sequences(architecture: str, implemen
         pytest.skip("refused: PyTorch's kernel cannot cap scores")
     trains = implementation != "flex_attention"
     sequences = forest_sequences(1, 8, length=45)
-    row = tree_of(sequences)
-    assert SLICE < len(row[0]) < 8 * 44
+    row = tensors([labelled_row((ids, ids) for ids in sequences)])
+    assert SLICE < len(row["input_ids"]) < 8 * 44
     model = small_model(architecture, implementation).train()
     model.gradient_checkpointing_enable()
     with torch.set_grad_enabled(trains):
-        ours = path_logprobs(model, *row)
+        ours = path_logprobs(model, row)
     alone = small_model(architecture, "eager")
     logits = torch.cat([alone(torch.tensor([ids])).logits[0, :-1] for ids in sequences])
-    theirs = torch.log_softmax(logits.float(), -1).gather(1, row[-1][:, None])[:, 0]
+    theirs = torch.log_softmax(logits.float(), -1).gather(1, row["labels"][:, None])[:, 0]
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     if trains:
         ours.mean().backward()
@@ -216,12 +210,12 @@ LLAMA = small_model("llama", SLICED).eval()
 @pytest.mark.slow
 @given(st.lists(tokens, min_size=1, max_size=12))
 def test_padded_rows_give_the_same_logits(sequences: list[list[int]]):
-    tree = lay_out([[1, *sequence] for sequence in sequences])
-    row = [torch.tensor(values) for values in (tree.ids, tree.positions, tree.last, [len(tree.ids) - 1, 0])]
-    filled = *padded(*row[:3]), padded_indices(row[3])
-    assert len(filled[0]) % SLICE == len(filled[3]) % SLICE == 0
+    row = tensors([labelled_row(([1, *ids], [1, *ids]) for ids in sequences)])
+    filled = padded(row)
+    assert {len(values) % SLICE for values in filled.values()} == {0}
     with torch.no_grad():
-        torch.testing.assert_close(path_logits(LLAMA, *filled)[:2], path_logits(LLAMA, *row), rtol=1e-4, atol=1e-5)
+        bare = LLAMA(**forward_arguments(LLAMA, row), logits_to_keep=row["at"]).logits[0]
+        torch.testing.assert_close(path_logits(LLAMA, row), bare, rtol=1e-4, atol=1e-5)
 
 
 @given(st.integers(1, 2**20))

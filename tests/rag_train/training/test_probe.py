@@ -15,7 +15,7 @@ from rag_train.training import tree
 from rag_train.training.probe import proven_logits, require_trees
 from rag_train.training.recipe import DPORecipe, SFTRecipe
 from rag_train.training.run import train
-from rag_train.training.tree import attention_for_trees, lay_out, path_logits, path_logprobs
+from rag_train.training.tree import attention_for_trees, labelled_row, path_logits, path_logprobs, tensors
 
 GPT: dict[str, Any] = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 512}
 ROTARY = GPT | {"rotary_dim": 4}
@@ -84,14 +84,12 @@ def test_a_row_gives_each_sequence_its_own_log_probabilities(kind: str, half: bo
 
     sequences = [torch.randint(3, 64, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (30, 9)]
     sequences.append(sequences[0][:20] + sequences[1])
-    row = lay_out(sequences)
-    at, targets = [i for path in row.paths for i in path[:-1]], [id for ids in sequences for id in ids[1:]]
-    arguments = [torch.tensor(values) for values in (row.ids, row.positions, row.last, at, targets)]
+    row = tensors([labelled_row((ids, ids) for ids in sequences)])
     model.eval()
-    ours = path_logprobs(model, *arguments, logits=logits)
+    ours = path_logprobs(model, row, logits)
     model.set_attn_implementation("eager")
     plain = torch.cat([model(torch.tensor([ids])).logits[0, :-1] for ids in sequences]).log_softmax(-1)
-    torch.testing.assert_close(ours, plain.gather(1, arguments[-1][:, None])[:, 0], rtol=0, atol=1e-4)
+    torch.testing.assert_close(ours, plain.gather(1, row["labels"][:, None])[:, 0], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -1,7 +1,8 @@
 """The tree layout: its attention, and the same losses as with separate sequences and as in TRL's trainer."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -10,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.training import TOKENIZER, recipe_in
 
-from rag_train.training.dpo import dpo_trainer
+from rag_train.training.build import build_trainer
 from rag_train.training.recipe import DPORecipe, LoraRecipe
 from rag_train.training.tree import attention_mask, lay_out
-from rag_train.training.tree_dpo import tree_row, tree_trainer
+from rag_train.training.tree_dpo import tree_row
 
 SIDES = ("chosen_ids", "rejected_ids")
 tokens = st.lists(st.integers(0, 3), min_size=1, max_size=8)
@@ -70,15 +71,17 @@ def test_each_loss_and_its_gradients_equal_trls(
 ):
     """Compares one batch. TRL has no conservative DPO; the pairs layout combines it from two of TRL's losses."""
     settings: dict[str, Any] = {"stage": "dpo", "batch_size": 12, "precision": "fp32", "lora": lora}
-    recipe = recipe_in(work, tmp_path, **settings, dpo=DPORecipe(**keys))
+    recipe = recipe_in(work, tmp_path, **settings)
     pairs = Dataset.from_list(chain(nodes, kind, torch.Generator().manual_seed(1)))
     whole = [pair["prompt_ids"] + pair[side] for pair in pairs for side in SIDES]
     prefixes = {tuple(ids[:n]) for ids in whole for n in range(1, len(ids) + 1)}
     assert len(tree_row(list(pairs))["input_ids"]) == len(prefixes)
     results = []
-    for build in (dpo_trainer, tree_trainer):
-        trainer = build(recipe, pairs, TOKENIZER, tmp_path / build.__name__)
-        if build is tree_trainer:
+    layouts: tuple[Literal["pairs", "tree"], ...] = ("pairs", "tree")
+    for layout in layouts:
+        recipe = replace(recipe, dpo=DPORecipe(layout=layout, **keys))
+        trainer = build_trainer(recipe, pairs, TOKENIZER, tmp_path / layout)
+        if layout == "tree":
             trainer.prepare_reference()
         generator = torch.Generator().manual_seed(2)
         for parameter in trainer.model.parameters():

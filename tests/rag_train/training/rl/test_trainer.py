@@ -21,6 +21,7 @@ from rag_train.errors import UserError
 from rag_train.llm.transformers import TransformersEngine
 from rag_train.retrieval.index.bm25 import build_bm25
 from rag_train.schema import Decision, Passage, Question, Step, Trajectory
+from rag_train.training.build import build_trainer
 from rag_train.training.plan import plan
 from rag_train.training.recipe import LoraRecipe, RLRecipe, TrainRecipe
 from rag_train.training.resume import identity_of
@@ -28,7 +29,7 @@ from rag_train.training.rl.policy import VLLMPolicy
 from rag_train.training.rl.rewards import PARTS, Rewards
 from rag_train.training.rl.rollouts import Branch, Rollout
 from rag_train.training.rl.rows import Row, encode_rollout
-from rag_train.training.rl.trainer import Collapsed, RolloutTrainer, question_rows, rl_trainer, token_advantages
+from rag_train.training.rl.trainer import Collapsed, RolloutTrainer, question_rows, token_advantages
 from rag_train.training.run import train
 from rag_train.worlds.mini.world import World
 
@@ -98,7 +99,7 @@ def hand_made(monkeypatch: pytest.MonkeyPatch, world: Path, folder: Path, made: 
     (checkpoints := folder / "checkpoints").mkdir()
     recipe = recipe_for(world, folder / "out", group=2, **keys)
     rows, _ = question_rows(recipe.data, TOKENIZER, Rewards({}, {}))
-    trainer = rl_trainer(recipe, rows, TOKENIZER, checkpoints)
+    trainer = build_trainer(recipe, rows, TOKENIZER, checkpoints)
 
     async def sample(questions: list[Question], seed: str, first: int) -> list[Rollout]:
         return made
@@ -354,7 +355,7 @@ def test_a_run_killed_after_its_last_checkpoint_makes_no_other_step(
     monkeypatch.setattr(RolloutTrainer, "_roll_out", roll_out)
     recipe = recipe_for(world, tmp_path / "out", budget=budget)
     rows, _ = question_rows(recipe.data, TOKENIZER, Rewards({}, {}))
-    trainer = rl_trainer(recipe, rows, TOKENIZER, tmp_path / "checkpoints")
+    trainer = build_trainer(recipe, rows, TOKENIZER, tmp_path / "checkpoints")
     trainer.state.global_step, trainer.state.train_batch_size = 2, recipe.batch_size
     trainer.state.log_history = [{"step": step, "engine/read": 40, "engine/written": 10} for step in (1, 2)]
     trainer.create_optimizer_and_scheduler(4)
@@ -432,7 +433,7 @@ def test_refuses_few_questions_and_sharded_weights(world: Path, tmp_path: Path, 
     recipe = recipe_for(world, tmp_path / "out")
     rows, _ = question_rows(recipe.data, TOKENIZER, Rewards({}, {}))
     with pytest.raises(UserError, match=r"stage rl: every process samples with the whole model.* use launch/accel"):
-        rl_trainer(recipe, rows, TOKENIZER, tmp_path)
+        build_trainer(recipe, rows, TOKENIZER, tmp_path)
 
 
 def test_plan_counts_whole_generations_and_the_longest_rollouts(world: Path, tmp_path: Path):
