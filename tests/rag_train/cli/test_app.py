@@ -11,7 +11,6 @@ from support.commands import call
 from support.paths import ROOT
 
 from rag_train.cli.options import DATA, EVALUATION, SERVING, START, TRAINING
-from rag_train.jobs.files import write_text
 from rag_train.worlds.mini.world import World, WorldConfig, write_world
 
 
@@ -112,14 +111,6 @@ def test_an_output_that_cannot_be_written_gives_one_line(
 
 def full_disk(*arguments: object, **options: object) -> None:
     raise OSError(28, "No space left on device")
-
-
-def test_half_a_file_does_not_stay_on_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    (tmp_path / "kept").write_text("old")
-    monkeypatch.setattr(Path, "replace", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        write_text(tmp_path / "kept", "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["kept"] and (tmp_path / "kept").read_text() == "old"
 
 
 def test_help_groups_the_commands_and_version_is_the_packages(capsys):

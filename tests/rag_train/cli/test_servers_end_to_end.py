@@ -81,10 +81,7 @@ PLAYS = [
         "no log-probabilities", "deeprag,threshold=0.3", on="", code=2, says=("log-probabilities", "threshold=0.5")
     ),
     Play("content filter (Azure's shape)", "direct", on=ONE, says=FILTERED, answers=OTHERS),
-    Play("context exceeded (llama.cpp's shape)", "direct", on=ONE, says=TOO_LONG, answers=OTHERS),
-    Play("context exceeded (Anthropic's shape)", "direct", on=ONE, says=TOO_LONG, answers=OTHERS),
     Play("context exceeded (Gemini's shape)", "direct", on=ONE, says=TOO_LONG, answers=OTHERS),
-    Play("request too large (Groq's shape)", "direct", on=ONE, says=TOO_LONG, answers=OTHERS),
     Play("half a surrogate pair", "direct", on=ONE, answers=("yes", "Sipodu?", "yes")),
     Play("half a surrogate pair", "synth", code=2, says=("rejected: not a plan 3",)),
     Play("a 400 that quotes the prompt", "direct", on=ONE, says=REJECTED, answers=OTHERS),

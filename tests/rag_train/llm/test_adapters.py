@@ -1,4 +1,4 @@
-"""LoRA adapters, encoder-decoder models and inspection, compared with the model's own forward pass."""
+"""LoRA adapters and inspection, compared with the model's own forward pass."""
 
 import asyncio
 import threading
@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from support.fakes import Says, opened
-from transformers import AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import AutoModelForCausalLM
 
 from rag_train.errors import UserError
 from rag_train.llm.base import Completion, EngineError, Sampling, Timed
@@ -100,45 +100,6 @@ def test_transformers_serves_base_model_and_adapters(mini_model: Path, adapters,
         await _all(engine, prompts, expected)
 
     asyncio.run(go())
-
-
-@pytest.mark.slow
-def test_encoder_decoder_batch_equals_single_prompts(mini_model: Path, prompts: list[str], tmp_path: Path):
-    """A batch of prompts of different lengths gives the same completions as each prompt alone."""
-    tokenizer = load_tokenizer(str(mini_model))
-    config = T5Config(
-        vocab_size=len(tokenizer),
-        d_model=32,
-        d_kv=8,
-        d_ff=64,
-        num_layers=2,
-        num_heads=4,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        decoder_start_token_id=tokenizer.pad_token_id,
-        initializer_factor=5.0,
-    )
-    torch.manual_seed(0)
-    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    prompts = [prompt * n for n, prompt in enumerate(prompts, 1)]
-
-    async def go() -> list[Completion]:
-        engine = TransformersEngine.start(str(tmp_path))
-        with pytest.raises(UserError, match="cannot inspect an encoder-decoder"):
-            await engine.inspect("a", "b")
-        await engine.complete("x " * 1100, Sampling(max_tokens=1))  # T5's positions are relative: no limit
-        return await asyncio.gather(*(engine.complete(prompt, GREEDY) for prompt in prompts))
-
-    got = asyncio.run(go())
-    alone = T5ForConditionalGeneration.from_pretrained(tmp_path).eval()
-    for prompt, completion in zip(prompts, got, strict=True):
-        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
-        written = alone.generate(ids, max_new_tokens=16, do_sample=False)[0, 1:].tolist()
-        assert list(completion.token_ids) == written
-        assert completion.text == tokenizer.decode(written, skip_special_tokens=True)
-        assert completion.usage.prompt_tokens == ids.shape[1]
-    assert len({completion.text for completion in got}) > 1
 
 
 def test_inspection_equals_forward_pass_of_base_model(mini_model: Path, adapters: list[str]):

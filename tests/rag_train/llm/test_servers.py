@@ -194,10 +194,8 @@ def test_a_prompt_that_the_server_cut_gets_no_answer(read: Callable[[int], int],
         (said("Hucanoth", "end_turn"), "Hucanoth"),
         (json.dumps(said("Sipodu_")).replace("_", "\udcf0"), "Sipodu\ufffd"),
         (said("<think>\nhm\n</think>\n\nHucanoth"), "Hucanoth"),
-        (said("[THINK]hm[/THINK]Hucanoth"), "Hucanoth"),
-        (said("The user asks hm</think>\nHucanoth"), "Hucanoth"),
     ],
-    ids=["Mistral", "Cohere", "TGI", "Together", "Anthropic", "half a character", "llama.cpp", "Magistral", "R1"],
+    ids=["Mistral", "Cohere", "TGI", "Together", "Anthropic", "half a character", "llama.cpp"],
 )
 def test_answers_of_all_shapes_are_read(body: Any, text: str):
     with model_server(on("What?", (200, {}, body))) as served:

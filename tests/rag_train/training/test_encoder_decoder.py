@@ -276,6 +276,10 @@ def test_log_probabilities_are_those_of_a_forward_pass(flan: Path):
             logits = engine.model(input_ids=torch.tensor([ids]), decoder_input_ids=decoder).logits[0]
         wanted = logits.log_softmax(-1).gather(1, torch.tensor(found.token_ids)[:, None])[:, 0]
         assert [token.logprob for token in found.chosen] == pytest.approx(wanted.tolist(), abs=1e-4)
+        assert found.usage.prompt_tokens == len(ids)
+        assert found.text == engine.tokenizer.decode(found.token_ids, skip_special_tokens=True)
+    with pytest.raises(UserError, match="cannot inspect an encoder-decoder"):
+        asyncio.run(engine.inspect("a", "b"))
 
 
 def test_choices_and_json_are_decoded_under_guidance(flan: Path):
@@ -368,7 +372,7 @@ def test_a_revelator_is_trained_by_the_shipped_recipe_and_served_by_eval(
     assert losses[-1]["loss"] < 0.2
 
     for name, records in (("q", asked), ("corpus", mini_world.corpus())):
-        (tmp_path / f"{name}.jsonl").write_text("".join(record.model_dump_json() + "\n" for record in records))
+        write(tmp_path / f"{name}.jsonl", records)
     build_index("bm25", tmp_path / "corpus.jsonl", tmp_path / "index", lambda done: None)
     capsys.readouterr()
     command = ["eval", "--model", MODEL, "--role", f"revelator={output}", "--index", tmp_path / "index"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +10,9 @@ from types import SimpleNamespace as Namespace
 from typing import Any
 
 import pytest
+from support.commands import call
 from support.training import TOKENIZER, kill_at, recipe_in
 
-from rag_train.cli.app import main
 from rag_train.doctor.capacity import sizes
 from rag_train.errors import UserError
 from rag_train.model_presets import PRESETS
@@ -173,30 +172,23 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
-    monkeypatch.setattr(sys, "argv", ["rag-train", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return caught.value.code
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_weights")
-def test_dry_run_prints_the_plan_and_starts_nothing(work: Path, tmp_path: Path, monkeypatch, capsys):
+def test_dry_run_prints_the_plan_and_starts_nothing(work: Path, tmp_path: Path, capsys):
     file, output = tmp_path / "r.yaml", tmp_path / "out"
     save_recipe(recipe_in(work, output, batch_size=1, sft=SFTRecipe(pack_tokens=600), global_batch=2), file)
     command = ["train", str(file), "--dry-run", "--device", "h100"]
-    assert call(monkeypatch, *command, "--json") == 0
+    assert call(*command, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["examples"] == 8 and found["batch"] == 2 and found["device"] == "H100"
     assert found["steps"] == 3 * -(-found["passes_per_epoch"] // 2) and 0 < found["seconds"] < 1
     assert found["memory"]["total"] < found["available"] == 80e9 and found["disk"] < found["free"]
-    assert call(monkeypatch, *command) == 0
+    assert call(*command) == 0
     text = " ".join(capsys.readouterr().out.split())
     for part in ("optimizer steps", "effective batch", "weights, 20,672 at", "a checkpoint", "time on 1 × H100"):
         assert part in text
     assert "30% (assumed: torchtitan's for 8B on 8 H100)" in text
-    assert call(monkeypatch, "train", str(file), "--device", "h100") == 2
+    assert call("train", str(file), "--device", "h100") == 2
     assert "only with --dry-run" in capsys.readouterr().err and not output.exists()
 
 
@@ -219,7 +211,7 @@ def test_dry_run_of_a_run_that_does_not_fit_is_refused_as_the_run(work: Path, tm
     file = tmp_path / "r.yaml"
     save_recipe(recipe_in(work, tmp_path / "out"), file)
     monkeypatch.setattr("rag_train.training.plan.psutil.virtual_memory", lambda: Namespace(total=2.0**29))
-    assert call(monkeypatch, "train", str(file), "--dry-run") == 2
+    assert call("train", str(file), "--dry-run") == 2
     printed = capsys.readouterr()
     assert "memory per device, peak" in printed.out
     error = printed.err.partition("error: ")[2]  # before it, a warning where the processor has no bf16

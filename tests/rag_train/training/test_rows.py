@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import tracemalloc
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -84,36 +82,13 @@ def test_other_contents_or_settings_are_other_rows(tmp_path: Path, cache: Path):
     assert len(list((cache / "rows").iterdir())) == 5
 
 
-MAKER = """
-from own_mask import TRAINED
-
-
-def encode(place, record):
-    return {"ids": [int(TRAINED)]}
-"""
-
-
-def test_another_mask_makes_other_rows(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
-    """Who changed a mask or a grammar trained on the rows of the old one."""
-    path = write(tmp_path / "x.jsonl", [sft_record(1)])
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    (tmp_path / "own_maker.py").write_text(MAKER)
-    for trained in (True, False, True):
-        (tmp_path / "own_mask.py").write_text(f"TRAINED = {trained}")
-        for name in ("own_mask", "own_maker"):
-            monkeypatch.delitem(sys.modules, name, raising=False)
-        importlib.invalidate_caches()
-        assert ids(stored(path, importlib.import_module("own_maker").encode)[0]) == [[int(trained)]]
-    assert len(list((cache / "rows").iterdir())) == 2
-
-
 @pytest.mark.parametrize(
     "name", ["formats.deeprag", "formats.prompting", "training.masking", "training.data", "llm.checkpoint"]
 )
 def test_rows_follow_the_modules_that_make_them(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ):
+    """Who changed a mask or a grammar trained on the rows of the old one."""
     path = write(tmp_path / "x.jsonl", [sft_record(1)])
     sft_rows(path, TOKENIZER, max_tokens=500, chat=False)
     source = identity._source

@@ -84,17 +84,11 @@ def test_snippets_are_tokenised_as_in_a_transcript(tmp_path: Path):
     assert inference[: len(written)] == written
 
 
-def test_balanced_pairs_prefer_both_decisions_equally_often(tmp_path: Path):
-    path = write(tmp_path / "d", [pair(i) for i in (0, 2, 4, 1, 6)])
-    rows, report = dpo_rows(path, TOKENIZER, max_tokens=99, chat=False, balance=True)
-    assert report.examples == 2 and rows[0]["chosen_ids"] == rows[1]["rejected_ids"]
-    assert len(dpo_rows(path, TOKENIZER, max_tokens=99, chat=False)[0]) == 5
-
-
 def test_balanced_pairs_come_from_all_of_the_file(tmp_path: Path):
     """A file holds one dataset after another, and a decision must not tell which one a question is from."""
     path = write(tmp_path / "d", [pair(i) for i in (*range(0, 40, 2), *range(1, 20, 2))])
-    rows, _ = dpo_rows(path, TOKENIZER, max_tokens=99, chat=False, balance=True)
+    rows, report = dpo_rows(path, TOKENIZER, max_tokens=99, chat=False, balance=True)
+    assert report.examples == 20
     asked = [int(re.findall(r"\d+", TOKENIZER.decode(row["prompt_ids"]))[0]) for row in rows]
     assert asked == [*range(0, 40, 4), *range(1, 20, 2)]
 
@@ -145,14 +139,13 @@ def test_first_loss_is_that_of_equal_models(
     assert recipe.precision == "bf16" and result.losses[0]["loss"] == pytest.approx(math.log(2), abs=2e-3)
 
 
-@pytest.mark.parametrize("keys", [{}, {"label_smoothing": 0.1}, {"sft_weight": 0.5}])
 @pytest.mark.slow
-def test_tree_layout_trains_as_trl_does(work: Path, tmp_path: Path, keys: dict):
+def test_tree_layout_trains_as_trl_does(work: Path, tmp_path: Path):
     """All pairs are in one batch, so that both layouts see the same pairs in every step."""
     results = {}
     for layout in ("pairs", "tree"):
         recipe = recipe_in(work, tmp_path / layout, stage="dpo", epochs=8, lr=1e-3, batch_size=8, precision="fp32")
-        results[layout] = train(replace(recipe, dpo=DPORecipe(layout=layout, **keys)))
+        results[layout] = train(replace(recipe, dpo=DPORecipe(layout=layout)))
     pairs, tree = results["pairs"], results["tree"]
     for theirs, ours in zip(pairs.losses, tree.losses, strict=True):
         for name in ("loss", "rewards/margins", "learning_rate"):
