@@ -291,7 +291,7 @@ def test_the_wait_that_a_server_asks_for_is_waited(model: str, monkeypatch: pyte
 
     monkeypatch.setattr(replicas.asyncio, "sleep", sleep)
     monkeypatch.setattr(replicas, "current", lambda: ItemState(retry_for=600.0))
-    with model_server(scripted((429, {"Retry-After": "300"}, "later"))) as server:
+    with model_server(scripted((429, {"Retry-After": "300.5"}, "later"))) as server:
         loop = JumpingLoop()
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             engine = OpenAIEngine(Replicas([server.url]), "mini", tokenizer=model)

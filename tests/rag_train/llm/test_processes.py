@@ -34,8 +34,9 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can kill the processes of a dead parent")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("method", "sent"), [("fork", signal.SIGTERM), ("fork", signal.SIGKILL), ("spawn", signal.SIGHUP)]
+)
 def test_a_tied_process_dies_with_its_parent(method: str, sent: signal.Signals, tmp_path: Path):
     """Standard output ends only when no process has it open any more."""
     (tmp_path / "program.py").write_text(PROGRAM)
