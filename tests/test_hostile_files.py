@@ -19,7 +19,6 @@ import pytest
 from support.paths import MODEL
 
 from rag_train.errors import UserError
-from rag_train.eval.benchmarks.attack import corpus
 from rag_train.jobs.files import sha256
 from rag_train.llm.checkpoint import check_checkpoint
 from rag_train.package_files import packaged
@@ -30,6 +29,7 @@ from rag_train.retrieval.index.lucene import build_lucene
 from rag_train.retrieval.open import load_index
 from rag_train.schema import Passage
 from rag_train.training.recipe import TrainRecipe
+from rag_train.worlds.mini.world import World, WorldConfig
 
 BUILDS: dict[str, Callable[[list[Passage], Path], object]] = {
     "bm25": build_bm25,
@@ -98,7 +98,7 @@ def new_process() -> ProcessPoolExecutor:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", BUILDS)
 def test_damaged_indexes_do_no_harm(kind: str, tmp_path: Path) -> None:
-    BUILDS[kind](corpus(50, seed=0), tmp_path / "index")
+    BUILDS[kind](World(WorldConfig()).corpus()[:50], tmp_path / "index")
     rng, seen = random.Random(0), Counter[str]()
     with ExitStack() as stack:
         pool = stack.enter_context(new_process())

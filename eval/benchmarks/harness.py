@@ -120,7 +120,7 @@ def exit_on_user_error() -> Iterator[None]:
 
 
 def process_memory(field: str, process: int | Literal["self"] = "self") -> int:
-    """Return a field of /proc/PROCESS/status in bytes: RssAnon is memory without mapped files, VmHWM the peak.
+    """Return a field of /proc/PROCESS/status in bytes: VmRSS is resident memory, VmHWM its peak.
 
     The peak that getrusage tells begins with that of the process that started this process.
     """
