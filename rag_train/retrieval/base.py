@@ -36,7 +36,7 @@ class Retriever(Protocol):
         """Return the ``k`` best passages for each query, best first, with scores; fewer if there are no more.
 
         Raises ValueError if ``k`` is less than 1, ServiceError if a service fails that it depends on, and UserError
-        if the user can mend the cause, such as a damaged file.
+        if the user can correct the cause, such as a damaged file.
         """
         ...
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,10 +34,6 @@ class CachedRetriever:
         retriever: the retriever to call; only answers of a retriever with the same identity are used.
         path: the file, on a local disk; created if it does not exist.
 
-    Attributes:
-        hits: number of queries answered from the file.
-        misses: number of queries passed to the retriever.
-
     Raises:
         UserError: if the file cannot be read or created, is damaged, or is not a cache.
     """
@@ -51,8 +46,6 @@ class CachedRetriever:
         self.service = service(retriever)
         self._search = in_turn(retriever, retriever.search)
         self._cache = Cache(self.path, "RATC", "cache")
-        self.hits = self.misses = 0
-        self._counting = threading.Lock()
 
     @property
     def name(self) -> str:
@@ -75,9 +68,6 @@ class CachedRetriever:
         with self._cache.user_errors():
             known = {key: _PASSAGES.validate_json(value) for key, value in self._cache.read(keys).items()}
         missing = {key: query for key, query in zip(keys, queries, strict=True) if key not in known}
-        with self._counting:
-            self.hits += sum(key in known for key in keys)
-            self.misses += len(missing)
         if missing:
             found = dict(zip(missing, self._search(list(missing.values()), k), strict=True))
             self._cache.write({key: _PASSAGES.dump_json(passages) for key, passages in found.items() if passages})

@@ -21,6 +21,49 @@ from rag_train.retrieval.kinds import combination
 from rag_train.schema import Passage
 
 Method = Literal["rrf", "weighted"]
+DEPTH = 100
+"""Passages requested from each retriever; as many as are asked for if that is more."""
+RRF_K = 60
+"""The constant of reciprocal rank fusion."""
+
+
+class FusedRetriever:
+    """A retriever that queries several retrievers concurrently, in one batch each, and fuses their rankings.
+
+    Args:
+        retrievers: one or more retrievers over the same corpus: passages are identified by their ids.
+        method, weights: see `fuse`.
+
+    Raises:
+        UserError: if there is not one positive weight for each retriever, or if two retrievers are known to have
+            different corpora.
+    """
+
+    def __init__(
+        self, retrievers: Sequence[Retriever], method: Method = "rrf", weights: Sequence[float] | None = None
+    ):
+        self.weights = [1.0] * len(retrievers) if weights is None else list(weights)
+        fuse([[] for _ in retrievers], 1, method, self.weights)  # rejects bad weights before the first search
+        self.retrievers = list(retrievers)
+        self.method: Method = method
+        self.name = f"{method}({', '.join(retriever.name for retriever in retrievers)})"
+        self.corpus_sha256 = common_corpus(retrievers)
+        self.service = service(*retrievers)
+        self.threads = threads_of_parts(*retrievers)
+        self._searches = [in_turn(retriever, retriever.search) for retriever in retrievers]
+
+    @property
+    def identity(self) -> Any:
+        parts = [[float(w), identity(part)] for w, part in zip(self.weights, self.retrievers, strict=True)]
+        return {"fusion": self.method, "rrf_k": RRF_K, "depth": DEPTH, "of": parts}
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Return at most ``k`` passages for each query, with fused scores."""
+        check_number(k)
+        depth = max(DEPTH, k)
+        with ThreadPoolExecutor(len(self.retrievers)) as pool:
+            found = list(pool.map(lambda search: search(queries, depth), self._searches))
+        return [fuse(lists, k, self.method, self.weights) for lists in zip(*found, strict=True)]
 
 
 @combination("rrf", "rrf(A, B, ...)", "reciprocal rank fusion of A, B, ...; rrf(2*A, B) sets weights")
@@ -33,66 +76,14 @@ def _weighted(retrievers: Sequence[Retriever], weights: Sequence[float]) -> Fuse
     return FusedRetriever(retrievers, "weighted", weights)
 
 
-class FusedRetriever:
-    """A retriever that queries several retrievers concurrently, in one batch each, and fuses their rankings.
-
-    Args:
-        retrievers: one or more retrievers over the same corpus: passages are identified by their ids.
-        method, weights, rrf_k: see `fuse`.
-        depth: number of passages requested from each retriever; ``k`` if that is greater.
-
-    Raises:
-        UserError: if the method is unknown, if there is not one positive weight for each retriever, or if two
-            retrievers are known to have different corpora.
-    """
-
-    def __init__(
-        self,
-        retrievers: Sequence[Retriever],
-        method: Method = "rrf",
-        weights: Sequence[float] | None = None,
-        depth: int = 100,
-        rrf_k: int = 60,
-    ):
-        fuse([[] for _ in retrievers], 1, method, weights, rrf_k)  # rejects bad settings before the first search
-        self.retrievers = list(retrievers)
-        self.method: Method = method
-        self.weights = weights
-        self.depth = depth
-        self.rrf_k = rrf_k
-        self.name = f"{method}({', '.join(retriever.name for retriever in retrievers)})"
-        self.corpus_sha256 = common_corpus(retrievers)
-        self.service = service(*retrievers)
-        self.threads = threads_of_parts(*retrievers)
-        self._searches = [in_turn(retriever, retriever.search) for retriever in retrievers]
-
-    @property
-    def identity(self) -> Any:
-        weights = [1.0] * len(self.retrievers) if self.weights is None else list(map(float, self.weights))
-        parts = [[weight, identity(part)] for weight, part in zip(weights, self.retrievers, strict=True)]
-        return {"fusion": self.method, "rrf_k": self.rrf_k, "depth": self.depth, "of": parts}
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Return at most ``k`` passages for each query, with fused scores."""
-        check_number(k)
-        depth = max(self.depth, k)
-        with ThreadPoolExecutor(len(self.retrievers)) as pool:
-            found = list(pool.map(lambda search: search(queries, depth), self._searches))
-        return [fuse(lists, k, self.method, self.weights, self.rrf_k) for lists in zip(*found, strict=True)]
-
-
 def fuse(
-    lists: Sequence[Sequence[Passage]],
-    k: int,
-    method: Method = "rrf",
-    weights: Sequence[float] | None = None,
-    rrf_k: int = 60,
+    lists: Sequence[Sequence[Passage]], k: int, method: Method = "rrf", weights: Sequence[float] | None = None
 ) -> list[Passage]:
     """Return the ``k`` best passages of several rankings for the same query.
 
     The score of a passage is a sum over the rankings that contain it. Each term is the weight of the ranking times
 
-    - ``rrf``: 1 / (rrf_k + rank), with ranks from 1 (Cormack et al. 2009, "Reciprocal rank fusion outperforms
+    - ``rrf``: 1 / (`RRF_K` + rank), with ranks from 1 (Cormack et al. 2009, "Reciprocal rank fusion outperforms
       Condorcet and individual rank learning methods", with the constant 60); scores are ignored;
     - ``weighted``: the score of the passage, scaled to 0 for the worst and 1 for the best passage of the ranking; 1
       if all scores are equal.
@@ -106,16 +97,19 @@ def fuse(
         weights: one positive number for each ranking; by default 1.
 
     Raises:
-        UserError: if the method is unknown, if there are no rankings, if there is not one positive weight for each
-            ranking, if ``weighted`` gets a passage without a finite score, or if two passages of different corpora
-            have the same id.
+        UserError: if there is not one positive weight for each ranking, if ``weighted`` gets a passage without a
+            finite score, or if two passages of different corpora have the same id.
     """
-    weights = _check_weights([1.0] * len(lists) if weights is None else weights, len(lists))
+    weights = [1.0] * len(lists) if weights is None else weights
+    if len(weights) != len(lists) or not all(0 < weight < math.inf for weight in weights):
+        raise UserError(
+            f"fusion: weights {list(weights)} for {len(lists)} retrievers; give one positive number for each"
+        )
     parts: dict[str, list[float]] = {}
     best: dict[str, tuple[int, int]] = {}
     passages: dict[str, Passage] = {}
     for number, (found, weight) in enumerate(zip(lists, weights, strict=True)):
-        for rank, (passage, share) in enumerate(zip(found, _shares(found, method, rrf_k), strict=True), 1):
+        for rank, (passage, share) in enumerate(zip(found, _shares(found, method), strict=True), 1):
             known = passages.setdefault(passage.id, passage)
             if (known.title, known.text) != (passage.title, passage.text) and "://" not in passage.id:
                 raise UserError(
@@ -130,32 +124,14 @@ def fuse(
     return [passages[id].model_copy(update={"score": scores[id]}) for id in ranked[:k]]
 
 
-def _shares(found: Sequence[Passage], method: Method, rrf_k: int) -> list[float]:
+def _shares(found: Sequence[Passage], method: Method) -> list[float]:
     """Return the term of each passage of one ranking, before weighting."""
-    match method:
-        case "rrf":
-            return [1 / (rrf_k + rank) for rank in range(1, len(found) + 1)]
-        case "weighted":
-            scores = [_score(passage) for passage in found]
-            low, high = min(scores, default=0.0), max(scores, default=0.0)
-            return [(score - low) / (high - low) if high > low else 1.0 for score in scores]
-        case _:
-            raise UserError(f"unknown fusion method {method!r}; give rrf or weighted")
-
-
-def _score(passage: Passage) -> float:
-    if passage.score is None or not math.isfinite(passage.score):
-        raise UserError(
-            f"fusion: passage {passage.id[:80]!r} has the score {passage.score}; use rrf, which ignores scores"
-        )
-    return passage.score
-
-
-def _check_weights(weights: Sequence[float], lists: int) -> Sequence[float]:
-    if not lists:
-        raise UserError("fusion: no retrievers; give at least one")
-    if len(weights) != lists or not all(0 < weight < math.inf for weight in weights):
-        raise UserError(
-            f"fusion: weights {list(weights)} for {lists} retrievers; give one positive number for each"
-        )
-    return weights
+    if method == "rrf":
+        return [1 / (RRF_K + rank) for rank in range(1, len(found) + 1)]
+    for passage in found:
+        if passage.score is None or not math.isfinite(passage.score):
+            problem = f"passage {passage.id[:80]!r} has the score {passage.score}"
+            raise UserError(f"fusion: {problem}; use rrf, which ignores scores")
+    scores = [passage.score or 0.0 for passage in found]
+    low, high = min(scores, default=0.0), max(scores, default=0.0)
+    return [(score - low) / (high - low) if high > low else 1.0 for score in scores]

@@ -6,12 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-import httpx
 from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError
 
-from rag_train.errors import ServiceError, UserError, masked, not_installed
-from rag_train.http import open_client, send
+from rag_train.errors import UserError, masked, not_installed
 from rag_train.identity import model as model_identity
 from rag_train.llm.checkpoint import check_checkpoint
 from rag_train.llm.control import defused
@@ -27,11 +25,14 @@ from rag_train.retrieval.base import (
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.index.words import indexed_text
 from rag_train.retrieval.kinds import combination
+from rag_train.retrieval.remote.service import ServiceClient
 from rag_train.schema import Passage
 
 if TYPE_CHECKING:
     from sentence_transformers import CrossEncoder
 
+_LONGEST = 512
+"""Maximum number of tokens of query and text together."""
 _REQUEST_PAIRS = 512
 """Maximum number of pairs in a request to a server: about 1 MB for passages of 100 words."""
 
@@ -50,28 +51,17 @@ class Reranker(Protocol):
 class CrossEncoderReranker:
     """A cross-encoder in this process, loaded with sentence-transformers.
 
-    Pairs of all queries are scored together, in batches of similar length.
+    Pairs of all queries are scored together, in float32 and in batches of similar length, on the first accelerator
+    or else on the CPU. Of pairs that exceed `_LONGEST` or the model's own maximum, the longer text is truncated.
 
     Args:
         model: a checkpoint directory or hub name of a sequence classifier with one label.
-        batch_size: number of pairs in a forward pass.
-        device: such as ``cpu`` or ``cuda:1``; by default the first accelerator, or else the CPU.
-        dtype: data type of the weights: ``float32`` or ``bfloat16``.
-        max_length: maximum number of tokens of query and text together, limited by the model's own maximum; the
-            longer of the two is truncated.
 
     Raises:
         UserError: if the model cannot be loaded, or is not a cross-encoder with one score.
     """
 
-    def __init__(
-        self,
-        model: str,
-        batch_size: int = 32,
-        device: str | None = None,
-        max_length: int = 512,
-        dtype: str = "float32",
-    ):
+    def __init__(self, model: str):
         check_checkpoint(model)
         try:
             import sentence_transformers
@@ -79,21 +69,20 @@ class CrossEncoderReranker:
         except ImportError as error:
             raise not_installed(error) from error
         try:
-            self._model = sentence_transformers.CrossEncoder(model, device=device, model_kwargs={"dtype": dtype})
+            self._model = sentence_transformers.CrossEncoder(model, model_kwargs={"dtype": "float32"})
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise UserError(f"reranker {model}: {_one_line(error)}; give a cross-encoder's checkpoint") from error
         _check_head(model, self._model)
-        self._model.max_seq_length = min(max_length, self._model.max_seq_length or max_length)
+        self._model.max_seq_length = min(_LONGEST, self._model.max_seq_length or _LONGEST)
         activation = self._model.activation_fn
         self.zero = float(activation(torch.zeros(1))) if activation else 0.0
-        self.batch_size = batch_size
-        self.identity = {"cross_encoder": model_identity(model), "max_length": max_length, "dtype": dtype}
+        self.identity = {"cross_encoder": model_identity(model), "max_length": _LONGEST, "dtype": "float32"}
 
     def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return the relevance for each pair, after the model's activation function, usually a sigmoid."""
         # `predict` sorts by length and returns the scores in the order of the pairs.
         readable = [(self._readable(query), self._readable(text)) for query, text in pairs]
-        return self._model.predict(readable, batch_size=self.batch_size, show_progress_bar=False).tolist()
+        return self._model.predict(readable, show_progress_bar=False).tolist()
 
     def _readable(self, text: str) -> str:
         return defused(encodable(text), self._model.tokenizer)
@@ -110,10 +99,10 @@ class _Scores(BaseModel):
     data: list[_Score]
 
 
-class VLLMScoreReranker:
+class VLLMScoreReranker(ServiceClient):
     """A cross-encoder served by vLLM (``vllm serve MODEL --runner pooling``) at its endpoint ``/score``.
 
-    Threads can share it. The server truncates pairs that exceed the model's maximum length.
+    The server truncates pairs that exceed the model's maximum length.
 
     Args:
         url: address of the server, such as ``http://127.0.0.1:8000``.
@@ -122,18 +111,15 @@ class VLLMScoreReranker:
         retries: number of further attempts if the server is busy or cannot be reached.
     """
 
-    threads = 4
-    """Number of requests at the same time."""
     zero = 0.5
     """The score of a pair whose raw score is 0: vLLM's scores of one label are sigmoids."""
 
     def __init__(self, url: str, model: str = "", timeout: float = 60.0, retries: int = 3):
-        self.url = url.rstrip("/") + "/score"
-        self.service = f"reranker {self.url}"
+        url = f"{url.rstrip('/')}/score"
+        serve = f"start a server with `vllm serve {model or 'MODEL'} --runner pooling`, or correct the address"
+        super().__init__(f"reranker {url}", url, serve, timeout, retries)
         self.model = model
-        self.retries = retries
-        self.identity = {"service": masked(self.url), "model": model}
-        self._client = open_client(timeout)
+        self.identity = {"service": masked(url), "model": model}
 
     def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return the relevance for each pair.
@@ -152,23 +138,12 @@ class VLLMScoreReranker:
         }
         if self.model:
             request["model"] = self.model
-        try:
-            response = send(self._client, "POST", self.url, self.retries, json=request)
-        except (httpx.RequestError, httpx.InvalidURL) as error:
-            raise self._error(str(error) or type(error).__name__) from error
-        if response.status_code != 200:
-            raise self._error(f"status {response.status_code}, {' '.join(response.text[:300].split())}")
+        response = self.send("POST", json=request)
         try:
             found = {entry.index: entry.score for entry in _Scores.model_validate_json(response.content).data}
             return [found[index] for index in range(len(pairs))]
         except (ValidationError, KeyError) as error:
-            raise self._error("the response does not have one score for each pair") from error
-
-    def _error(self, problem: str) -> ServiceError:
-        return ServiceError(
-            f"{self.service}: {problem}; "
-            f"start a server with `vllm serve {self.model or 'MODEL'} --runner pooling`, or correct the address"
-        )
+            raise self.error("the response does not have one score for each pair") from error
 
 
 @combination(

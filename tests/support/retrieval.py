@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import rank_bm25
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, PreTrainedTokenizerFast
 
@@ -92,3 +94,12 @@ def forge(directory: Path, name: str, content: np.ndarray | bytes) -> None:
         np.save(path, content, allow_pickle=True)
     files = json.loads((directory / "index.json").read_text())["files"]
     edit(directory, files=files | {name: {"bytes": path.stat().st_size, "sha256": sha256(path)}})
+
+
+class LuceneFrequencies(rank_bm25.BM25Okapi):
+    """rank-bm25 with Lucene's inverse document frequency, and without the factor k1 + 1, which ranks nothing."""
+
+    def _calc_idf(self, nd: dict[str, int]) -> None:
+        for word, frequency in nd.items():
+            idf = math.log(1 + (self.corpus_size - frequency + 0.5) / (frequency + 0.5))
+            self.idf[word] = idf / (self.k1 + 1)

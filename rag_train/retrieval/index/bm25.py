@@ -10,10 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +27,7 @@ from rag_train.retrieval.index.directory import (
     MANIFEST,
     OFFSETS,
     PASSAGES,
+    StoredIndex,
     changed,
     inconsistent,
     load_array,
@@ -41,7 +40,7 @@ from rag_train.retrieval.index.directory import (
     working_directory,
     write_manifest,
 )
-from rag_train.retrieval.index.words import LONGEST_QUERY, Words, indexed_text, telling_scripts
+from rag_train.retrieval.index.words import LANGUAGES, LONGEST_QUERY, Words, indexed_text, telling_scripts
 from rag_train.retrieval.kinds import index_kind
 from rag_train.schema import Passage
 
@@ -55,6 +54,8 @@ _VOCABULARY = "vocabulary.json"
 _ARRAYS = {"data": np.float32, "indices": np.int32, "indptr": np.int64}
 _FILES = {PASSAGES, OFFSETS, _VOCABULARY, *(f"{name}.npy" for name in _ARRAYS)}
 _TOKENS = TypeAdapter(list[StrictStr])
+_FORMULA = {"k1": 1.5, "b": 0.75}
+"""How slowly repetitions of a term saturate, and how strongly long passages are discounted."""
 _BLOCK = 1 << 24
 """Postings checked at a time."""
 _POSTING = 24
@@ -67,81 +68,123 @@ _REPEATED = 10
 """Times that a word of a query counts at most, so that no query takes long."""
 
 
-@dataclass(frozen=True)
-class BM25Config:
-    """Settings of an index.
+def build_bm25(
+    passages: Iterable[Passage],
+    directory: str | Path,
+    language: str = "english",
+    progress: Callable[[int], None] | None = None,
+    shard: int = SHARD,
+) -> int:
+    """Index passages, which may be a stream, into ``directory`` and return their number.
 
-    Attributes:
+    After a kill, the same call reads the words of the missing shards only, and writes the same files. An existing
+    index in the directory is replaced at the end.
+
+    Args:
         language: one of `rag_train.retrieval.index.words.LANGUAGES`.
-        k1: how slowly repetitions of a term saturate; above 0.
-        b: how strongly long passages are discounted; from 0 to 1.
+        progress: called with the number of passages read so far.
+
+    Raises:
+        UserError: if the language is unknown, if there are no passages, if bm25s would need more memory than there
+            is, or if the directory contains anything except an index or cannot be written.
     """
+    Words(language)  # refuses unknown languages
+    directory = Path(directory).resolve()
+    with working_directory(directory) as work:
+        vocabulary: dict[str, int] = {}
+        files, postings = [], 0
+        for block, path in shards(passages, work, [FORMAT, VERSION, language], shard, progress):
+            if not path.exists():
+                _write_ids(path, block, language, vocabulary)
+            with np.load(path) as stored:
+                for token in json.loads(stored["tokens"].tobytes()):
+                    vocabulary.setdefault(token, len(vocabulary))
+                postings += int(stored["postings"])
+            _check_memory(postings)
+            files.append(path)
+        ids = _Ids(files)
+        _write_postings(work / "index", ids, vocabulary)
+        write_manifest(work / "index", FORMAT, VERSION, {"language": language} | _FORMULA, len(ids))
+        publish(work, directory)
+    return len(ids)
 
-    language: str = "english"
-    k1: float = 1.5
-    b: float = 0.75
 
-    def __post_init__(self) -> None:
-        Words(self.language)  # refuses unknown languages
-        if not 0 < self.k1 < float("inf"):
-            raise UserError(f"bm25: k1 is {self.k1}; give a number above 0, such as 1.5")
-        if not 0 <= self.b <= 1:
-            raise UserError(f"bm25: b is {self.b}; give a number from 0 to 1, such as 0.75")
+def _write_ids(path: Path, block: list[Passage], language: str, vocabulary: dict[str, int]) -> None:
+    """Write the ids of a shard's words, with those that are new in the vocabulary."""
+    words, known = Words(language), len(vocabulary)
+    ids = [
+        [vocabulary.setdefault(word, len(vocabulary)) for word in words(indexed_text(passage))] for passage in block
+    ]
+    tokens = json.dumps(list(vocabulary)[known:]).encode()
+    with path.with_suffix(".part").open("wb") as file:
+        np.savez(
+            file,
+            ids=np.array([id for row in ids for id in row], dtype=np.int32),
+            lengths=np.array(list(map(len, ids)), dtype=np.int64),
+            postings=np.int64(sum(len(set(row)) for row in ids)),
+            tokens=np.frombuffer(tokens, dtype=np.uint8),
+        )
+    path.with_suffix(".part").replace(path)
 
 
-_CONFIG = TypeAdapter(BM25Config)
+class _Ids:
+    """The ids of the words of each passage, read from the shards' files whenever they are iterated."""
+
+    def __init__(self, files: Sequence[Path]):
+        self._files = files
+        self._passages = sum(len(np.load(file)["lengths"]) for file in files)
+
+    def __len__(self) -> int:
+        return self._passages
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for file in self._files:
+            with np.load(file) as stored:
+                ids, ends = stored["ids"].tolist(), np.cumsum(stored["lengths"]).tolist()
+            for start, end in zip([0, *ends], ends, strict=False):
+                yield ids[start:end]
 
 
-class BM25Index:
-    """A BM25 index with its passages, created by `build` or `load`.
+def _check_memory(postings: int) -> None:
+    free = psutil.virtual_memory().available
+    if (needed := postings * _POSTING) > free:
+        raise UserError(
+            f"bm25: the build takes more than {needed / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB are "
+            "free; add --kind lucene, which builds on disk"
+        )
 
-    Scores are Lucene's, without the factor k1 + 1.
 
-    Attributes:
-        config: the settings it was built with.
-        passages: the passages in corpus order.
-        corpus_sha256: SHA-256 of the passages as JSON Lines; identifies the corpus in records made with this index.
-    """
+def _write_postings(index: Path, ids: _Ids, vocabulary: dict[str, int]) -> None:
+    engine = _bm25s().BM25(**_FORMULA, method="lucene", backend="numba")
+    with np.errstate(invalid="ignore"):  # of a corpus without words
+        engine.index(SimpleNamespace(ids=ids, vocab=vocabulary), create_empty_token=False, show_progress=False)
+    for name, kind in _ARRAYS.items():
+        np.save(index / f"{name}.npy", engine.scores[name].astype(kind, copy=False))
+    (index / _VOCABULARY).write_text(json.dumps(list(vocabulary), ensure_ascii=False), encoding="utf-8")
 
-    name = "bm25"
+
+class BM25Index(StoredIndex):
+    """A BM25 index, created by `build` or `load`. Scores are Lucene's, without the factor k1 + 1."""
+
+    name, format, version, write = "bm25", FORMAT, VERSION, staticmethod(build_bm25)
     threads = cores()
     """Number of searches at the same time: they do not hold the GIL."""
 
     def __init__(
         self,
-        config: BM25Config,
         passages: PassageStore,
+        corpus_sha256: str,
+        config: dict[str, Any],
         vocabulary: dict[str, int],
         postings: dict[str, np.ndarray],
-        corpus_sha256: str,
     ):
-        self.config = config
-        self.passages = passages
-        self.corpus_sha256 = corpus_sha256
+        super().__init__(passages, corpus_sha256, config=config)
+        self._language = config["language"]
         self._vocabulary = vocabulary
         self._engine = _bm25s().BM25(backend="numba")
         self._engine.scores = {**postings, "num_docs": len(passages)}
         self._engine.nonoccurrence_array = None
         self._engine.unique_token_ids_set = range(len(vocabulary))
-
-    def __len__(self) -> int:
-        return len(self.passages)
-
-    @property
-    def identity(self) -> Any:
-        settings = asdict(self.config)
-        return {"index": FORMAT, "version": VERSION, "config": settings, "corpus_sha256": self.corpus_sha256}
-
-    @classmethod
-    def build(cls, passages: Iterable[Passage], config: BM25Config | None = None) -> BM25Index:
-        """Index passages into a file that is gone with the index. To keep an index, use `build_bm25`.
-
-        Raises:
-            UserError: if there are no passages.
-        """
-        with TemporaryDirectory() as directory:
-            build_bm25(passages, Path(directory, "index"), config)
-            return cls.load(Path(directory, "index"))
 
     @classmethod
     def load(cls, directory: str | Path) -> BM25Index:
@@ -154,10 +197,9 @@ class BM25Index:
         """
         directory = Path(directory)
         manifest = read_manifest(directory, FORMAT, VERSION, _FILES)
-        try:
-            config = _CONFIG.validate_json(json.dumps(manifest.config), strict=True, extra="forbid")
-        except (ValidationError, UserError) as error:
-            raise changed(directory, MANIFEST) from error
+        language = manifest.config.get("language")
+        if language not in LANGUAGES or manifest.config != {"language": language} | _FORMULA:
+            raise changed(directory, MANIFEST)
         try:
             postings = {
                 name: load_array(directory, f"{name}.npy", np.dtype(kind)) for name, kind in _ARRAYS.items()
@@ -170,7 +212,7 @@ class BM25Index:
             raise unreadable(directory, error) from error
         _check_postings(directory, len(tokens), manifest.passages, **postings)
         vocabulary = {token: i for i, token in enumerate(tokens)}
-        return cls(config, passages, vocabulary, postings, manifest.corpus_sha256)
+        return cls(passages, manifest.corpus_sha256, manifest.config, vocabulary, postings)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return for each query at most ``k`` passages that share a word with it, best first, with scores.
@@ -187,7 +229,7 @@ class BM25Index:
         return [passages for chunk in found for passages in chunk]
 
     def _search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        words = Words(self.config.language)
+        words = Words(self._language)
         asked = [self._ids(words(query[:LONGEST_QUERY])) for query in queries]
         best = iter(self._best([ids for ids in asked if ids], k, k + _SPARE))
         return [self.passages.found(*next(best)) if ids else [] for ids in asked]
@@ -257,102 +299,8 @@ def _pool() -> tuple[ThreadPoolExecutor, int]:
     return ThreadPoolExecutor(threads, "bm25"), threads
 
 
-def build_bm25(
-    passages: Iterable[Passage],
-    directory: str | Path,
-    config: BM25Config | None = None,
-    progress: Callable[[int], None] | None = None,
-    shard: int = SHARD,
-) -> int:
-    """Index passages, which may be a stream, into ``directory`` and return their number.
-
-    After a kill, the same call reads the words of the missing shards only, and writes the same files. An existing
-    index in the directory is replaced at the end.
-
-    Args:
-        progress: called with the number of passages read so far.
-
-    Raises:
-        UserError: if there are no passages, if bm25s would need more memory than there is, or if the directory
-            contains anything except an index or cannot be written.
-    """
-    config = config or BM25Config()
-    directory = Path(directory).resolve()
-    with working_directory(directory) as work:
-        vocabulary: dict[str, int] = {}
-        files, postings = [], 0
-        for block, path in shards(passages, work, [FORMAT, VERSION, config.language], shard, progress):
-            if not path.exists():
-                _write_ids(path, block, config, vocabulary)
-            with np.load(path) as stored:
-                for token in json.loads(stored["tokens"].tobytes()):
-                    vocabulary.setdefault(token, len(vocabulary))
-                postings += int(stored["postings"])
-            _check_memory(postings)
-            files.append(path)
-        ids = _Ids(files)
-        _write_postings(work / "index", config, ids, vocabulary)
-        write_manifest(work / "index", FORMAT, VERSION, asdict(config), len(ids))
-        publish(work, directory)
-    return len(ids)
-
-
 @index_kind("bm25", "plain text", FORMAT, BM25Index.load)
 def _build(
     passages: Iterable[Passage], directory: Path, progress: Callable[[int], None], *, language: str = "english"
 ) -> int:
-    return build_bm25(telling_scripts(passages, language), directory, BM25Config(language), progress)
-
-
-def _write_ids(path: Path, block: list[Passage], config: BM25Config, vocabulary: dict[str, int]) -> None:
-    """Write the ids of a shard's words, with those that are new in the vocabulary."""
-    words, known = Words(config.language), len(vocabulary)
-    ids = [
-        [vocabulary.setdefault(word, len(vocabulary)) for word in words(indexed_text(passage))] for passage in block
-    ]
-    tokens = json.dumps(list(vocabulary)[known:]).encode()
-    with path.with_suffix(".part").open("wb") as file:
-        np.savez(
-            file,
-            ids=np.array([id for row in ids for id in row], dtype=np.int32),
-            lengths=np.array(list(map(len, ids)), dtype=np.int64),
-            postings=np.int64(sum(len(set(row)) for row in ids)),
-            tokens=np.frombuffer(tokens, dtype=np.uint8),
-        )
-    path.with_suffix(".part").replace(path)
-
-
-class _Ids:
-    """The ids of the words of each passage, read from the shards' files whenever they are iterated."""
-
-    def __init__(self, files: Sequence[Path]):
-        self._files = files
-        self._passages = sum(len(np.load(file)["lengths"]) for file in files)
-
-    def __len__(self) -> int:
-        return self._passages
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for file in self._files:
-            with np.load(file) as stored:
-                ids, ends = stored["ids"].tolist(), np.cumsum(stored["lengths"]).tolist()
-            for start, end in zip([0, *ends], ends, strict=False):
-                yield ids[start:end]
-
-
-def _check_memory(postings: int) -> None:
-    free = psutil.virtual_memory().available
-    if (needed := postings * _POSTING) > free:
-        raise UserError(
-            f"bm25: the build takes more than {needed / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB are "
-            "free; add --kind lucene, which builds on disk"
-        )
-
-
-def _write_postings(index: Path, config: BM25Config, ids: _Ids, vocabulary: dict[str, int]) -> None:
-    engine = _bm25s().BM25(k1=config.k1, b=config.b, method="lucene", backend="numba")
-    with np.errstate(invalid="ignore"):  # of a corpus without words
-        engine.index(SimpleNamespace(ids=ids, vocab=vocabulary), create_empty_token=False, show_progress=False)
-    for name, kind in _ARRAYS.items():
-        np.save(index / f"{name}.npy", engine.scores[name].astype(kind, copy=False))
-    (index / _VOCABULARY).write_text(json.dumps(list(vocabulary), ensure_ascii=False), encoding="utf-8")
+    return build_bm25(telling_scripts(passages, language), directory, language, progress)

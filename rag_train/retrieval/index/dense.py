@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from rag_train.retrieval.index.directory import (
     OFFSETS,
     PASSAGES,
     REMEDY,
+    StoredIndex,
     changed,
     inconsistent,
     load_array,
@@ -73,119 +73,6 @@ class DenseConfig:
 _CONFIG = TypeAdapter(DenseConfig)
 
 
-class DenseIndex:
-    """A FAISS index with its passages and encoder, created by `build` or `load`.
-
-    Attributes:
-        config: the settings it was built with.
-        encoder: the encoder of the queries.
-        passages: the passages in corpus order, which is also the order of the vectors.
-        corpus_sha256: SHA-256 of the passages as JSON Lines; identifies the corpus in records made with this index.
-    """
-
-    name = "dense"
-
-    def __init__(self, config: DenseConfig, encoder: Encoder, passages: PassageStore, vectors, corpus_sha256: str):
-        self.config = config
-        self.encoder = encoder
-        self.passages = passages
-        self.corpus_sha256 = corpus_sha256
-        self._vectors = vectors
-        self._flat = _flat(vectors)
-
-    def __len__(self) -> int:
-        return len(self.passages)
-
-    @property
-    def identity(self) -> Any:
-        return {
-            "index": FORMAT,
-            "version": VERSION,
-            "kind": self.config.kind,
-            "search": self.config.search,
-            "encoder": self.encoder.identity,
-            "corpus_sha256": self.corpus_sha256,
-        }
-
-    @classmethod
-    def build(cls, passages: Iterable[Passage], config: DenseConfig | None = None) -> DenseIndex:
-        """Index passages into files that are gone with the index. To keep an index, use `build_dense`.
-
-        Raises:
-            UserError: if there are no passages, or the configuration is not valid.
-        """
-        with TemporaryDirectory() as directory:
-            build_dense(passages, Path(directory, "index"), config)
-            return cls.load(Path(directory, "index"))
-
-    @classmethod
-    def load(cls, directory: str | Path, device: str | None = None) -> DenseIndex:
-        """Open a saved index after checking the size and SHA-256 of every file, and the encoder.
-
-        Vectors and passages stay on disk until they are used.
-
-        Args:
-            directory: a directory written by `build_dense`.
-            device: device of the encoder.
-
-        Raises:
-            UserError: if `read_manifest` rejects the directory, if a file's contents are not an index's, if the
-                encoder is not on this machine, or if it is not the one that built the index.
-        """
-        faiss = _faiss()
-        directory = Path(directory)
-        manifest = read_manifest(directory, FORMAT, VERSION, _FILES)
-        try:
-            config = _CONFIG.validate_json(json.dumps(manifest.config), strict=True, extra="forbid")
-        except ValidationError as error:
-            raise changed(directory, MANIFEST) from error
-        try:
-            passages = open_passages(directory, manifest.passages)
-            probe = load_array(directory, _PROBE, np.dtype(np.float32), dimensions=2)
-            vectors = faiss.read_index(str(directory / _VECTORS), faiss.IO_FLAG_MMAP_IFC)
-            if config.search:
-                faiss.ParameterSpace().set_index_parameters(vectors, config.search)
-        except OSError as error:
-            raise unreadable(directory, error) from error
-        except RuntimeError as error:  # FAISS checks what it reads
-            raise inconsistent(directory, _VECTORS) from error
-        encoder = Encoder(config.encoder, device, download=False)
-        if (vectors.ntotal, vectors.d) != (len(passages), encoder.dimension):
-            raise inconsistent(directory, _VECTORS)
-        other_weights = manifest.encoder_sha256 not in ((), encoder.weights)
-        if other_weights or not _same(encoder.encode_queries([_PROBE_TEXT]), probe):
-            model = config.encoder.query_model or config.encoder.model
-            raise UserError(f"index {directory}: the encoder {model} has changed since it was built; {REMEDY}")
-        if faiss.get_num_gpus() > 0 and "HNSW" not in config.kind:  # FAISS has no HNSW for GPUs
-            vectors = faiss.index_cpu_to_all_gpus(vectors)
-        return cls(config, encoder, passages, vectors, manifest.corpus_sha256)
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Return the ``k`` passages with the largest inner products for each query, scored by them.
-
-        Equal scores are in corpus order. Approximate indexes may find fewer than ``k`` passages.
-        """
-        check_number(k)
-        scores, positions = self.search_vectors(self.encoder.encode_queries(queries), k)
-        known = (positions >= 0) & (positions < len(self))  # a stranger's index can hold any number
-        return [
-            self.passages.found(row[kept].tolist(), values[kept].tolist())
-            for row, values, kept in zip(positions, scores, known, strict=True)
-        ]
-
-    def search_vectors(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the scores and positions, each of shape (n, k), for query vectors of shape (n, dimension).
-
-        A position is -1 if fewer than ``k`` passages were found.
-        """
-        k = min(k, len(self))
-        if self._flat is not None:
-            return largest_products(vectors, self._flat, k)
-        scores, positions = self._vectors.search(vectors, k)
-        order = np.lexsort((positions, -scores), axis=1)
-        return np.take_along_axis(scores, order, 1), np.take_along_axis(positions, order, 1)
-
-
 def build_dense(
     passages: Iterable[Passage],
     directory: str | Path,
@@ -231,22 +118,6 @@ def build_dense(
             publish(work, directory)
         state.wait_for_everyone()
     return total
-
-
-@index_kind("dense", "plain text, by the vectors of an encoder", FORMAT, DenseIndex.load)
-def _build(
-    passages: Iterable[Passage],
-    directory: Path,
-    progress: Callable[[int], None],
-    *,
-    encoder: str | None = None,
-    vectors: str = "Flat",
-    search: str = "",
-    bf16: bool = False,
-) -> int:
-    settings = family(encoder) if encoder else EncoderConfig()
-    config = DenseConfig(replace(settings, dtype="bfloat16" if bf16 else "float32"), vectors, search)
-    return build_dense(passages, directory, config, progress)
 
 
 def _write_vectors(path: Path, block: list[Passage], encoder: Encoder, note: Callable[[int], None]) -> None:
@@ -317,3 +188,104 @@ def _faiss():
     except ImportError as error:
         raise not_installed(error, "cpu") from error
     return faiss
+
+
+class DenseIndex(StoredIndex):
+    """A FAISS index with its passages, whose order is that of the vectors, created by `build` or `load`.
+
+    Attributes:
+        encoder: the encoder of the queries.
+    """
+
+    name, format, version, write = "dense", FORMAT, VERSION, staticmethod(build_dense)
+
+    def __init__(
+        self, passages: PassageStore, corpus_sha256: str, config: DenseConfig, encoder: Encoder, vectors: Any
+    ):
+        super().__init__(passages, corpus_sha256, kind=config.kind, search=config.search, encoder=encoder.identity)
+        self.encoder = encoder
+        self._vectors = vectors
+        self._flat = _flat(vectors)
+
+    @classmethod
+    def load(cls, directory: str | Path, device: str | None = None) -> DenseIndex:
+        """Open a saved index after checking the size and SHA-256 of every file, and the encoder.
+
+        Vectors and passages stay on disk until they are used.
+
+        Args:
+            directory: a directory written by `build_dense`.
+            device: device of the encoder.
+
+        Raises:
+            UserError: if `read_manifest` rejects the directory, if a file's contents are not an index's, if the
+                encoder is not on this machine, or if it is not the one that built the index.
+        """
+        faiss = _faiss()
+        directory = Path(directory)
+        manifest = read_manifest(directory, FORMAT, VERSION, _FILES)
+        try:
+            config = _CONFIG.validate_json(json.dumps(manifest.config), strict=True, extra="forbid")
+        except ValidationError as error:
+            raise changed(directory, MANIFEST) from error
+        try:
+            passages = open_passages(directory, manifest.passages)
+            probe = load_array(directory, _PROBE, np.dtype(np.float32), dimensions=2)
+            vectors = faiss.read_index(str(directory / _VECTORS), faiss.IO_FLAG_MMAP_IFC)
+            if config.search:
+                faiss.ParameterSpace().set_index_parameters(vectors, config.search)
+        except OSError as error:
+            raise unreadable(directory, error) from error
+        except RuntimeError as error:  # FAISS checks what it reads
+            raise inconsistent(directory, _VECTORS) from error
+        encoder = Encoder(config.encoder, device, download=False)
+        if (vectors.ntotal, vectors.d) != (len(passages), encoder.dimension):
+            raise inconsistent(directory, _VECTORS)
+        other_weights = manifest.encoder_sha256 not in ((), encoder.weights)
+        if other_weights or not _same(encoder.encode_queries([_PROBE_TEXT]), probe):
+            model = config.encoder.query_model or config.encoder.model
+            raise UserError(f"index {directory}: the encoder {model} has changed since it was built; {REMEDY}")
+        if faiss.get_num_gpus() > 0 and "HNSW" not in config.kind:  # FAISS has no HNSW for GPUs
+            vectors = faiss.index_cpu_to_all_gpus(vectors)
+        return cls(passages, manifest.corpus_sha256, config, encoder, vectors)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Return the ``k`` passages with the largest inner products for each query, scored by them.
+
+        Equal scores are in corpus order. Approximate indexes may find fewer than ``k`` passages.
+        """
+        check_number(k)
+        scores, positions = self.search_vectors(self.encoder.encode_queries(queries), k)
+        known = (positions >= 0) & (positions < len(self))  # a stranger's index can hold any number
+        return [
+            self.passages.found(row[kept].tolist(), values[kept].tolist())
+            for row, values, kept in zip(positions, scores, known, strict=True)
+        ]
+
+    def search_vectors(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the scores and positions, each of shape (n, k), for query vectors of shape (n, dimension).
+
+        A position is -1 if fewer than ``k`` passages were found.
+        """
+        k = min(k, len(self))
+        if self._flat is not None:
+            return largest_products(vectors, self._flat, k)
+        scores, positions = self._vectors.search(vectors, k)
+        order = np.lexsort((positions, -scores), axis=1)
+        return np.take_along_axis(scores, order, 1), np.take_along_axis(positions, order, 1)
+
+
+@index_kind("dense", "plain text, by the vectors of an encoder", FORMAT, DenseIndex.load)
+def _build(
+    passages: Iterable[Passage],
+    directory: Path,
+    progress: Callable[[int], None],
+    *,
+    encoder: str | None = None,
+    vectors: str = "Flat",
+    search: str = "",
+    bf16: bool = False,
+) -> int:
+    settings = family(encoder) if encoder else EncoderConfig()
+    config = DenseConfig(replace(settings, dtype="bfloat16" if bf16 else "float32"), vectors, search)
+    return build_dense(passages, directory, config, progress)

@@ -5,7 +5,6 @@ A directory therefore holds a complete index or none: truncated, changed and for
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -14,15 +13,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from tokenize import TokenError
-from typing import IO, Any
+from typing import Any, ClassVar, Self
 from zipfile import BadZipFile
 
 import numpy as np
 from pydantic import ValidationError
 
 from rag_train.errors import UserError
-from rag_train.jobs.files import sha256
+from rag_train.jobs.files import locked, sha256
 from rag_train.retrieval.corpus import PassageStore, encode
 from rag_train.schema import Passage, Record
 
@@ -74,6 +74,42 @@ class Manifest(Record):
     corpus_sha256: str
     encoder_sha256: tuple[str, ...] = ()
     files: dict[str, File]
+
+
+class StoredIndex:
+    """An index directory that is open. A subclass has ``load``, ``search`` and ``write``, which builds a directory.
+
+    Attributes:
+        format: the kind of index, as in `Manifest`.
+        version: version of the format.
+        passages: the passages in corpus order.
+        corpus_sha256: SHA-256 of the passages as JSON Lines; identifies the corpus in records made with this index.
+        identity: all that its results depend on; see `rag_train.retrieval.base.Retriever`.
+    """
+
+    format: ClassVar[str]
+    version: ClassVar[int]
+    write: ClassVar[Callable[..., int]]
+    load: ClassVar[Callable[..., Self]]
+
+    def __init__(self, passages: PassageStore, corpus_sha256: str, **settings: Any):
+        self.passages = passages
+        self.corpus_sha256 = corpus_sha256
+        own = {"index": self.format, "version": self.version}
+        self.identity: Any = own | settings | {"corpus_sha256": corpus_sha256}
+
+    def __len__(self) -> int:
+        return len(self.passages)
+
+    @classmethod
+    def build(cls, passages: Iterable[Passage], *settings: Any) -> Self:
+        """Index passages into files that are gone with the index; ``settings`` are those of `write`.
+
+        Raises UserError as `write` does, for example if there are no passages.
+        """
+        with TemporaryDirectory() as directory:
+            cls.write(passages, Path(directory, "index"), *settings)
+            return cls.load(Path(directory, "index"))
 
 
 def write_manifest(
@@ -132,7 +168,9 @@ def read_manifest(directory: Path, format: str, version: int, files: Collection[
         raise UserError(f"index {directory}: {MANIFEST} does not list the files of an index; {REMEDY}")
     try:
         for name, file in manifest.files.items():
-            path = _inside(directory, name)
+            if Path(name).is_absolute() or ".." in Path(name).parts:  # a stranger's name
+                raise changed(directory, MANIFEST)
+            path = directory / name
             size = path.stat().st_size
             if not path.is_file():  # reading a pipe or a device would not end
                 raise changed(directory, name)
@@ -342,26 +380,13 @@ def _locked(work: Path) -> Iterator[None]:
     work.mkdir(parents=True, exist_ok=True)
     if (names := _names(work)) and _LOCK not in names:
         raise UserError(f"{work} is not the working directory of an index build; move it away")
-    with (work / _LOCK).open("ab") as file:
-        _lock(file, work)
+    with locked(work / _LOCK, f"{work}: another process is building this index; wait for it or stop it"):
         try:
             yield
         finally:
             if _names(work) == {_LOCK}:
                 (work / _LOCK).unlink()
                 work.rmdir()
-
-
-def _lock(file: IO[bytes], work: Path) -> None:
-    busy = UserError(f"{work}: another process is building this index; wait for it or stop it")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise busy from None
-    except OSError:  # a file system without locks
-        return
-    if not os.path.samestat(os.fstat(file.fileno()), (work / _LOCK).stat()):  # removed by its last holder
-        raise busy
 
 
 def _recover(work: Path, directory: Path) -> None:
@@ -376,13 +401,9 @@ def _names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
-
-
 def _remove(path: Path) -> None:
     """Remove a file or a directory, if it exists."""
-    if _is_folder(path):
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
@@ -398,11 +419,3 @@ def _read(directory: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict):
         raise UserError(f"index {directory}: not an index of rag-train; {REMEDY}")
     return manifest
-
-
-def _inside(directory: Path, name: str) -> Path:
-    """Return the path of a listed file. Raises UserError if an untrusted name leads out of the directory."""
-    path = directory / name
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise changed(directory, MANIFEST)
-    return path

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from rag_train.errors import UserError, not_installed
@@ -17,6 +16,7 @@ from rag_train.retrieval.base import check_number
 from rag_train.retrieval.corpus import PassageStore, encodable
 from rag_train.retrieval.index.directory import (
     MANIFEST,
+    StoredIndex,
     another_corpus,
     changed,
     inconsistent,
@@ -45,130 +45,6 @@ _GAP = "\ue000"
 """Stands for a stop word in a text, so that the positions of the other words stay; tantivy does not index it."""
 _SPARE = 16
 """Passages found beyond those asked for: tantivy keeps any of the passages that share the last place."""
-
-
-class LuceneIndex:
-    """A tantivy index with its passages, created by `build` or `load`.
-
-    Scores are BM25 scores with Lucene's k1 = 1.2 and b = 0.75, over title and text together; ``title:`` and
-    ``text:`` search a single field.
-
-    Attributes:
-        passages: the passages in corpus order.
-        corpus_sha256: SHA-256 of the passages as JSON Lines; identifies the corpus in records made with this index.
-        directory: where the index lies.
-        language: the language of its words, one of `rag_train.retrieval.index.words.LANGUAGES`.
-    """
-
-    name = "lucene"
-
-    def __init__(self, engine: Any, passages: PassageStore, corpus_sha256: str, directory: Path, language: str):
-        self.passages = passages
-        self.directory = directory
-        self.corpus_sha256 = corpus_sha256
-        self.language = language
-        self._schema = engine.schema
-        self._searcher = engine.searcher()
-        self._words = Words(language)
-
-    def __len__(self) -> int:
-        return len(self.passages)
-
-    @property
-    def identity(self) -> Any:
-        return {
-            "index": FORMAT,
-            "version": VERSION,
-            "language": self.language,
-            "corpus_sha256": self.corpus_sha256,
-        }
-
-    @classmethod
-    def build(cls, passages: Iterable[Passage], language: str = "english") -> LuceneIndex:
-        """Index passages into files that are gone with the index. To keep an index, use `build_lucene`.
-
-        Raises:
-            UserError: if there are no passages.
-        """
-        with TemporaryDirectory() as directory:
-            build_lucene(passages, Path(directory, "index"), language)
-            return cls.load(Path(directory, "index"))
-
-    @classmethod
-    def load(cls, directory: str | Path) -> LuceneIndex:
-        """Open a saved index, which stays on disk, after checking the size and SHA-256 of every file.
-
-        Raises:
-            UserError: if `read_manifest` rejects the directory.
-        """
-        directory = Path(directory)
-        manifest = read_manifest(directory, FORMAT, VERSION)
-        language = manifest.config.get("language")
-        if not isinstance(language, str) or language not in LANGUAGES:
-            raise changed(directory, MANIFEST)
-        with _refusing(directory):
-            engine = _tantivy().Index.open(str(directory / _ENGINE))
-            engine.register_tokenizer(_ANALYZER, _analyzer())
-            passages = open_passages(directory, manifest.passages)
-            return cls(engine, passages, manifest.corpus_sha256, directory, language)
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Return for each query at most ``k`` passages that match it, best first, with scores.
-
-        Equal scores are in corpus order. A query with exclusions only, or with stop words only, gets an empty list.
-        Only the first `LONGEST_QUERY` characters of a query count.
-        """
-        check_number(k)
-        with _refusing(self.directory):
-            return [self._search(query, k) for query in queries]
-
-    def _search(self, query: str, k: int) -> list[Passage]:
-        compiled = self._compiled(parse(query[:LONGEST_QUERY]))
-        if compiled is None:
-            return []
-        deep = k + _SPARE
-        while True:
-            hits = self._searcher.search(compiled, limit=min(deep, len(self)), count=False).hits
-            if len(hits) < deep or hits[-1][0] < hits[k - 1][0]:
-                break
-            deep *= 8  # others may share the last place
-        positions = self._searcher.fast_field_values("position", [address for _, address in hits])
-        ranked = sorted(zip((-score for score, _ in hits), positions, strict=True))[:k]
-        return self.passages.found([position for _, position in ranked], [-score for score, _ in ranked])
-
-    def _compiled(self, clauses: Sequence[Clause]) -> Any | None:
-        """Return tantivy's query for the clauses, or None if they cannot match any passage."""
-        tantivy = _tantivy()
-        occurs = {"should": tantivy.Occur.Should, "must": tantivy.Occur.Must, "must_not": tantivy.Occur.MustNot}
-        parts = []
-        matching = False
-        for clause in clauses:
-            words = self._words.with_gaps(" ".join(clause.words))
-            tokens = [(position, word) for position, word in enumerate(words) if word]
-            # A word in a script without spaces may be a whole sentence: its parts are separate terms.
-            plain = clause.occur == "should" and len(clause.words) == 1
-            for phrase in [[token] for token in tokens] if plain else [tokens] if tokens else []:
-                field = clause.field or _EVERYWHERE
-                if len(phrase) == 1:
-                    part = tantivy.Query.term_query(self._schema, field, phrase[0][1], index_option="freq")
-                else:  # positions keep the gaps that stop words leave
-                    part = tantivy.Query.phrase_query(self._schema, field, phrase)
-                if clause.boost != 1:
-                    part = tantivy.Query.boost_query(part, clause.boost)
-                parts.append((occurs[clause.occur], part))
-                matching |= clause.occur != "must_not"
-        return tantivy.Query.boolean_query(parts) if matching else None
-
-
-@contextmanager
-def _refusing(directory: Path) -> Iterator[None]:
-    """Raise UserError for any failure of tantivy, which reads a stranger's files lazily."""
-    try:
-        yield
-    except (UserError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # a panic in Rust is no Exception
-        raise inconsistent(directory, _ENGINE) from error
 
 
 def build_lucene(
@@ -221,13 +97,6 @@ def build_lucene(
     return total
 
 
-@index_kind("lucene", 'Lucene syntax: "phrase", -term, term^2, title:term', FORMAT, LuceneIndex.load)
-def _build(
-    passages: Iterable[Passage], directory: Path, progress: Callable[[int], None], *, language: str = "english"
-) -> int:
-    return build_lucene(telling_scripts(passages, language), directory, language, progress)
-
-
 def _schema() -> Any:
     builder = _tantivy().SchemaBuilder()
     for field in ("title", "text", _EVERYWHERE):
@@ -258,3 +127,106 @@ def _tantivy() -> Any:
     except ImportError as error:
         raise not_installed(error) from error
     return tantivy
+
+
+@contextmanager
+def _refusing(directory: Path) -> Iterator[None]:
+    """Raise UserError for any failure of tantivy, which reads a stranger's files lazily."""
+    try:
+        yield
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a panic in Rust is no Exception
+        raise inconsistent(directory, _ENGINE) from error
+
+
+class LuceneIndex(StoredIndex):
+    """A tantivy index with its passages, created by `build` or `load`.
+
+    Scores are BM25 scores with Lucene's k1 = 1.2 and b = 0.75, over title and text together; ``title:`` and
+    ``text:`` search a single field.
+
+    Attributes:
+        directory: where the index lies.
+    """
+
+    name, format, version, write = "lucene", FORMAT, VERSION, staticmethod(build_lucene)
+
+    def __init__(self, passages: PassageStore, corpus_sha256: str, engine: Any, directory: Path, language: str):
+        super().__init__(passages, corpus_sha256, language=language)
+        self.directory = directory
+        self._schema = engine.schema
+        self._searcher = engine.searcher()
+        self._words = Words(language)
+
+    @classmethod
+    def load(cls, directory: str | Path) -> LuceneIndex:
+        """Open a saved index, which stays on disk, after checking the size and SHA-256 of every file.
+
+        Raises:
+            UserError: if `read_manifest` rejects the directory.
+        """
+        directory = Path(directory)
+        manifest = read_manifest(directory, FORMAT, VERSION)
+        language = manifest.config.get("language")
+        if not isinstance(language, str) or language not in LANGUAGES:
+            raise changed(directory, MANIFEST)
+        with _refusing(directory):
+            engine = _tantivy().Index.open(str(directory / _ENGINE))
+            engine.register_tokenizer(_ANALYZER, _analyzer())
+            passages = open_passages(directory, manifest.passages)
+            return cls(passages, manifest.corpus_sha256, engine, directory, language)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Return for each query at most ``k`` passages that match it, best first, with scores.
+
+        Equal scores are in corpus order. A query with exclusions only, or with stop words only, gets an empty list.
+        Only the first `LONGEST_QUERY` characters of a query count.
+        """
+        check_number(k)
+        with _refusing(self.directory):
+            return [self._search(query, k) for query in queries]
+
+    def _search(self, query: str, k: int) -> list[Passage]:
+        compiled = self._compiled(parse(query[:LONGEST_QUERY]))
+        if compiled is None:
+            return []
+        deep = k + _SPARE
+        while True:
+            hits = self._searcher.search(compiled, limit=min(deep, len(self)), count=False).hits
+            if len(hits) < deep or hits[-1][0] < hits[k - 1][0]:
+                break
+            deep *= 8  # others may share the last place
+        positions = self._searcher.fast_field_values("position", [address for _, address in hits])
+        ranked = sorted(zip((-score for score, _ in hits), positions, strict=True))[:k]
+        return self.passages.found([position for _, position in ranked], [-score for score, _ in ranked])
+
+    def _compiled(self, clauses: Sequence[Clause]) -> Any | None:
+        """Return tantivy's query for the clauses, or None if they cannot match any passage."""
+        tantivy = _tantivy()
+        occurs = {"should": tantivy.Occur.Should, "must": tantivy.Occur.Must, "must_not": tantivy.Occur.MustNot}
+        parts = []
+        matching = False
+        for clause in clauses:
+            words = self._words.with_gaps(" ".join(clause.words))
+            tokens = [(position, word) for position, word in enumerate(words) if word]
+            # A word in a script without spaces may be a whole sentence: its parts are separate terms.
+            plain = clause.occur == "should" and len(clause.words) == 1
+            for phrase in [[token] for token in tokens] if plain else [tokens] if tokens else []:
+                field = clause.field or _EVERYWHERE
+                if len(phrase) == 1:
+                    part = tantivy.Query.term_query(self._schema, field, phrase[0][1], index_option="freq")
+                else:  # positions keep the gaps that stop words leave
+                    part = tantivy.Query.phrase_query(self._schema, field, phrase)
+                if clause.boost != 1:
+                    part = tantivy.Query.boost_query(part, clause.boost)
+                parts.append((occurs[clause.occur], part))
+                matching |= clause.occur != "must_not"
+        return tantivy.Query.boolean_query(parts) if matching else None
+
+
+@index_kind("lucene", 'Lucene syntax: "phrase", -term, term^2, title:term', FORMAT, LuceneIndex.load)
+def _build(
+    passages: Iterable[Passage], directory: Path, progress: Callable[[int], None], *, language: str = "english"
+) -> int:
+    return build_lucene(telling_scripts(passages, language), directory, language, progress)

@@ -15,12 +15,12 @@ from typing import Any
 import httpx
 from pydantic import ValidationError
 
-from rag_train.errors import ServiceError, masked
-from rag_train.http import open_client, send
+from rag_train.errors import masked
 from rag_train.retrieval.base import check_number
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.index.lucene_query import parse, render
 from rag_train.retrieval.kinds import http_address, place, refused
+from rag_train.retrieval.remote.service import ServiceClient
 from rag_train.schema import Passage
 
 _NDJSON = {"Content-Type": "application/x-ndjson"}
@@ -39,8 +39,8 @@ _INDEX = {
 }
 
 
-class ElasticRetriever:
-    """An index of a cluster. Threads can share it.
+class ElasticRetriever(ServiceClient):
+    """An index of a cluster.
 
     Args:
         url: address of the cluster, such as ``http://127.0.0.1:9200``.
@@ -51,17 +51,14 @@ class ElasticRetriever:
     """
 
     name = "elastic"
-    threads = 4
 
     def __init__(
         self, url: str, index: str, headers: dict[str, str] | None = None, timeout: float = 60.0, retries: int = 3
     ):
-        self.url = url.rstrip("/")
+        url, remedy = url.rstrip("/"), "check the address, the index and the cluster"
+        super().__init__(f"elastic {url}/{index}", url, remedy, timeout, retries, headers)
         self.index = index
-        self.service = f"elastic {self.url}/{index}"
-        self.identity = {"elastic": masked(self.url), "index": index}
-        self.retries = retries
-        self._client = open_client(timeout, headers)
+        self.identity = {"elastic": masked(url), "index": index}
 
     def index_passages(self, passages: Iterable[Passage], progress: Callable[[int], None] = lambda _: None) -> int:
         """Add passages to the index, which is created if necessary, and return their number.
@@ -74,9 +71,9 @@ class ElasticRetriever:
         Raises:
             ServiceError: if the cluster cannot be reached or rejects a passage.
         """
-        created = self._send("PUT", f"/{self.index}", json=_INDEX, allowed=(400,))
+        created = self.send("PUT", f"/{self.index}", json=_INDEX, allowed=(200, 201, 400))
         if created.status_code == 400 and "resource_already_exists" not in created.text:
-            raise self._error(created.text[:300])
+            raise self.error(created.text[:300])
         total, stream = 0, iter(passages)
         while block := list(islice(stream, _BULK)):
             lines = (
@@ -84,13 +81,13 @@ class ElasticRetriever:
                 for p in block
                 for line in ({"index": {"_id": p.id}}, {"title": encodable(p.title), "text": encodable(p.text)})
             )
-            answer = _json(self._send("POST", f"/{self.index}/_bulk", content=_ndjson(lines), headers=_NDJSON))
+            answer = _json(self.send("POST", f"/{self.index}/_bulk", content=_ndjson(lines), headers=_NDJSON))
             if answer.get("errors"):
                 refused = next(i["index"] for i in answer["items"] if "error" in i["index"])
-                raise self._error(f"passage {refused['_id']!r} was rejected ({refused['error'].get('reason')})")
+                raise self.error(f"passage {refused['_id']!r} was rejected ({refused['error'].get('reason')})")
             total += len(block)
             progress(total)
-        self._send("POST", f"/{self.index}/_refresh")
+        self.send("POST", f"/{self.index}/_refresh")
         return total
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
@@ -113,29 +110,17 @@ class ElasticRetriever:
         for query in queries:
             condition = {"query_string": {"query": query, "default_field": _EVERYWHERE}}
             lines += [{}, {"query": condition, "size": k, "_source": ["title", "text"]}]
-        answer = _json(self._send("POST", f"/{self.index}/_msearch", content=_ndjson(lines), headers=_NDJSON))
+        answer = _json(self.send("POST", f"/{self.index}/_msearch", content=_ndjson(lines), headers=_NDJSON))
         responses = answer.get("responses")
         if not isinstance(responses, list) or len(responses) != len(queries):
-            raise self._error("the response is not that of Elasticsearch")
+            raise self.error("the response is not that of Elasticsearch")
         try:
             for response in responses:
                 if "error" in response:
-                    raise self._error(str(response["error"].get("reason"))[:300])
+                    raise self.error(str(response["error"].get("reason"))[:300])
                 yield [_passage(hit) for hit in response["hits"]["hits"]]
         except (KeyError, TypeError, AttributeError, ValidationError) as error:
-            raise self._error("the response is not that of Elasticsearch") from error
-
-    def _send(self, method: str, path: str, allowed: Sequence[int] = (), **content: Any) -> httpx.Response:
-        try:
-            response = send(self._client, method, self.url + path, self.retries, **content)
-        except (httpx.RequestError, httpx.InvalidURL) as error:
-            raise self._error(str(error) or type(error).__name__) from error
-        if response.status_code not in (200, 201, *allowed):
-            raise self._error(f"status {response.status_code}, {' '.join(response.text[:300].split())}")
-        return response
-
-    def _error(self, problem: str) -> ServiceError:
-        return ServiceError(f"{self.service}: {problem}; check the address, the index and the cluster")
+            raise self.error("the response is not that of Elasticsearch") from error
 
 
 @place(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -14,23 +14,18 @@ from transformers import Qwen2ForCausalLM
 from rag_train.llm.checkpoint import load_tokenizer
 
 
-def with_words(model: Path, texts: Iterable[str], output: Path, tokens: Sequence[str] = ()) -> int:
+def with_words(model: Path, texts: Iterable[str], output: Path) -> int:
     """Write the model to ``output`` with every word of ``texts`` in its vocabulary; return the number of new words.
 
-    ``tokens``, such as Self-RAG's reflection tokens, are added to the tokenizer as tokens that match anywhere in a
-    text. The embedding of a new word is initialized with that of the same word after a space, or else with the mean
+    The embedding of a new word is initialized with that of the same word after a space, or else with the mean
     over its bytes. The same input gives the same model, so that an interrupted training on it can continue.
     """
     tokenizer = load_tokenizer(str(model))
     backend = Tokenizer.from_file(str(model / "tokenizer.json"))
     known = backend.get_vocab()
     words = {word for text in texts for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)}
-    added = [token for token in tokens if token not in known]
-    new = [*sorted(words - known.keys()), *added]
-    spare = len(known)
+    new, spare = sorted(words - known.keys()), len(known)
     settings = json.loads(backend.to_str())
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-    settings["added_tokens"] += [{"id": spare + new.index(token), "content": token, **flags} for token in added]
     # Include the special tokens: otherwise the tokenizer would renumber them after the words.
     settings["model"]["vocab"] = known | {word: spare + i for i, word in enumerate(new)}
     network = Qwen2ForCausalLM.from_pretrained(model)

@@ -214,28 +214,6 @@ class World:
         rng.shuffle(out)
         return [q.model_copy(update={"id": f"{split}-{i}"}) for i, q in enumerate(out)]
 
-    def compounds(self, split: str, count: int) -> list[Question]:
-        """Return compound questions, which ask for 2 or 3 facts about a film or person (HANRAG, appendix B.1).
-
-        Questions and order are determined by the seed.
-        """
-        rng = random.Random(f"{self.config.seed}-{split}-compound")
-        subjects = [name for name, its_split in self.split.items() if its_split == split]
-        out: dict[str, Question] = {}
-        for _ in range(count * 20):
-            if len(out) == count:
-                break
-            subject = rng.choice(subjects)
-            relations = rng.sample(self.relations_of(self.type_of(subject)), rng.choice((2, 3)))
-            steps = [step for relation in relations for step in self.follow(subject, (relation,))]
-            first, *rest = (step.subquery.rstrip("?") for step in steps)
-            text = ", and ".join([first, *(part[0].lower() + part[1:] for part in rest)]) + "?"
-            answer = " && ".join(step.short for step in steps)
-            if text in out:
-                continue
-            out[text] = self._question(text, answer, steps, "compound", [subject])
-        return [q.model_copy(update={"id": f"{split}-compound-{i}"}) for i, q in enumerate(out.values())]
-
     def _comparison(self, rng: random.Random, split: str, how: str, chain: tuple[str, ...]) -> Question | None:
         """Draw a comparison of two roots; None if they cannot be compared."""
         roots = [e for e in self.entities[RELATIONS[chain[0]][0]] if self.split.get(e) == split]

@@ -1,6 +1,7 @@
 """Gold examples of the baselines' formats."""
 
 import pytest
+from support.questions import compounds
 from support.synthesis import search_hops
 
 from rag_train.data_synth.modules import baselines
@@ -29,7 +30,7 @@ def test_examples_cover_and_parse_as_every_baseline_task(world: World, index: BM
     modules += (uar,)
     tasks = {task.name: task for module in modules for task in vars(module).values() if isinstance(task, Task)}
     seen = set()
-    for question in [*world.questions("dev")[:80], *world.compounds("dev", 10)]:
+    for question in [*world.questions("dev")[:80], *compounds(world, "dev", 10)]:
         for record in baselines.gold_records(question, search_hops(question, index), instructions=False):
             seen.add(record.task)
             if record.task == "reader":

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.fakes import CHAT, PLAIN, Found, Replay
 from support.paths import DATA
+from support.questions import compounds
 from support.synthesis import search_hops
 from support.two_hop import FILM, MAN, QUESTION
 
@@ -36,7 +37,7 @@ SYSTEMS = [each for each in METHODS.values() if issubclass(each, ModuleMethod)]
 @pytest.mark.slow
 def test_every_record_is_valid_and_parses_as_its_task(world: World, index: BM25Index):
     tasks = {}
-    for question in [*world.questions("dev")[:60], *world.compounds("dev", 20)]:
+    for question in [*world.questions("dev")[:60], *compounds(world, "dev", 20)]:
         for system in SYSTEMS:
             for record in system.gold_records(question, search_hops(question, index)):
                 assert SFTRecord.model_validate_json(record.model_dump_json()) == record

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from support.fakes import Found
+from support.questions import compounds
 from support.two_hop import QUESTION, kit
 
 from rag_train.data_synth.methods import dualrag, planrag
@@ -15,7 +16,7 @@ from rag_train.worlds.mini.world import World
 
 
 def test_gold_plans_of_the_mini_world_are_valid_and_lead_to_the_answer(world: World):
-    for question in [*world.questions("dev"), *world.compounds("dev", 30)]:
+    for question in [*world.questions("dev"), *compounds(world, "dev", 30)]:
         plan = planrag.plan_from_gold(question)
         assert plans.problems(plan) == []
         if (question.hops or 0) == 1:

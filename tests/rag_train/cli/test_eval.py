@@ -13,6 +13,7 @@ from support.commands import call, small_files
 from support.matrices import numbered
 from support.models import Chat, model_server
 from support.paths import MODEL
+from support.questions import compounds
 
 from rag_train.eval.matrix.cell import load_matrix
 from rag_train.eval.matrix.estimate import bound
@@ -29,8 +30,8 @@ MINI = str(MODEL)
 @pytest.mark.slow
 def test_commands_on_the_mini_model(tmp_path: Path, capsys) -> None:
     world = World(WorldConfig())
-    asked, compounds = world.questions("test")[:4], world.compounds("test", 2)
-    for name, records in (("multi", asked), ("compound", compounds), ("corpus", world.corpus())):
+    asked, several = world.questions("test")[:4], compounds(world, "test", 2)
+    for name, records in (("multi", asked), ("compound", several), ("corpus", world.corpus())):
         (tmp_path / f"{name}.jsonl").write_text("".join(record.model_dump_json() + "\n" for record in records))
     build_index("bm25", tmp_path / "corpus.jsonl", tmp_path / "index", lambda done: None)
     output = str(tmp_path / "m")

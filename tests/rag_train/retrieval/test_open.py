@@ -140,7 +140,7 @@ def test_a_cache_does_not_answer_for_an_index_of_another_corpus(variants: Path, 
         opened: Any = open_retriever(place)
         found.append(opened.search(QUERIES, 2))
         assert corpus_sha256(opened) == load_index(tmp_path / "index").corpus_sha256
-    assert opened.hits == 3 and found[0] == found[2] and [len(passages) for passages in found[1]] == [2, 0, 0]
+    assert found[0] == found[2] and [len(passages) for passages in found[1]] == [2, 0, 0]
 
 
 def test_a_retriever_is_declared_where_it_is_written(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

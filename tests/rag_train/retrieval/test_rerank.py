@@ -18,6 +18,7 @@ from transformers import BertForSequenceClassification, BertModel, PreTrainedTok
 
 from rag_train import http
 from rag_train.errors import ServiceError, UserError
+from rag_train.retrieval import rerank
 from rag_train.retrieval.corpus import encodable
 from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.retrieval.index.words import indexed_text
@@ -31,7 +32,7 @@ PASSAGES = [Passage(id=str(i), title=text[:3], text=text[4:]) for i, text in enu
 
 @pytest.fixture(scope="module")
 def cross_encoder(checkpoint: Path) -> CrossEncoderReranker:
-    return CrossEncoderReranker(str(checkpoint), batch_size=4, device="cpu")
+    return CrossEncoderReranker(str(checkpoint))
 
 
 @pytest.fixture(scope="module")
@@ -92,17 +93,20 @@ def test_scores_any_text(
 
 
 @pytest.mark.slow
-def test_truncates_long_pairs(checkpoint: Path, cross_encoder: CrossEncoderReranker) -> None:
+def test_truncates_long_pairs(
+    checkpoint: Path, cross_encoder: CrossEncoderReranker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     long = ("a", "b " * 100_000)
     assert cross_encoder.scores([long]) == pytest.approx(cross_encoder.scores([("a", "b " * 60)]))
-    short = CrossEncoderReranker(str(checkpoint), device="cpu", max_length=8)
+    monkeypatch.setattr(rerank, "_LONGEST", 8)
+    short = CrossEncoderReranker(str(checkpoint))
     assert short.scores([long]) == pytest.approx(cross_encoder.scores([("a", "b " * 4)]))
 
 
 def test_rejects_models_that_are_not_cross_encoders(tmp_path: Path) -> None:
     def refused(problem: str) -> None:
         with pytest.raises(UserError, match=problem) as caught:
-            CrossEncoderReranker(str(tmp_path / "model"), device="cpu")
+            CrossEncoderReranker(str(tmp_path / "model"))
         assert "\n" not in str(caught.value)
 
     refused("not found")

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.commands import call
 from support.paths import MODEL, ROOT
+from support.questions import compounds
 from support.tokenizers import unigram
 from support.training import kill_at, recipe_in, sft_record, write
 from tokenizers import AddedToken
@@ -48,7 +49,7 @@ def records_of(world: World, count: int) -> list[SFTRecord]:
     corpus = {passage.id: passage for passage in world.corpus()}
     other = next(iter(corpus.values()))
     made: list[SFTRecord] = []
-    for question in [*world.questions("train")[:count], *world.compounds("train", count)]:
+    for question in [*world.questions("train")[:count], *compounds(world, "train", count)]:
         found = {s.subquery: [*(corpus[i] for i in s.passage_ids), other] for s in question.decomposition}
         made += synthesis.gold_records(question, found, instructions=False)
     return [record for record in made if record.task in synthesis.REVELATOR]
@@ -364,7 +365,7 @@ def _other(flan: Path) -> SFTRecord:
 def test_a_revelator_is_trained_by_the_shipped_recipe_and_served_by_eval(
     flan: Path, tmp_path: Path, mini_world: World, capsys: pytest.CaptureFixture[str]
 ):
-    output, asked = tmp_path / "revelator", [*mini_world.questions("train")[:3], *mini_world.compounds("train", 3)]
+    output, asked = tmp_path / "revelator", [*mini_world.questions("train")[:3], *compounds(mini_world, "train", 3)]
     recipe = [ROOT / "recipes/hanrag_sft.yaml", f"model={flan / 'signs'}", f"data={flan / 'sft.jsonl'}"]
     recipe += [f"output_dir={output}", "sft.pack_tokens=null", "global_batch=16", "batch_size=16", "lora=null"]
     assert call("train", *recipe, "epochs=null", "steps=240", "lr=1e-2", "precision=fp32") == 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rag_train.errors import UserError
-from rag_train.retrieval.index.bm25 import BM25Config, BM25Index
+from rag_train.retrieval.index.bm25 import BM25Index
 from rag_train.retrieval.index.lucene import LuceneIndex
 from rag_train.retrieval.index.words import Words, split
 from rag_train.retrieval.open import build_index, load_index
@@ -76,7 +76,8 @@ def test_finds_the_passage_with_the_words_of_the_query(index: Any, query: str) -
     ],
 )
 def test_the_language_sets_stems_and_stop_words(language: str, query: str, found: Any) -> None:
-    for index in (BM25Index.build(PASSAGES, BM25Config(language)), LuceneIndex.build(PASSAGES, language)):
+    for kind in (BM25Index, LuceneIndex):
+        index = kind.build(PASSAGES, language)
         ids = [passage.id for passage in index.search([query], 4)[0]]
         assert (len(ids) if isinstance(found, int) else ids) == found
         assert language in str(index.identity)

@@ -20,9 +20,8 @@ def test_new_words_leave_the_model_unchanged(tmp_path: Path):
     model.save_pretrained(tmp_path / "base")
     before.save_pretrained(tmp_path / "base")
     name = world.entities["film"][0]
-    token = "[No Retrieval]"
-    assert with_words(tmp_path / "base", [f'Relevant: true\n["{name}"]'], tmp_path / "more", [token]) >= 4
-    assert with_words(tmp_path / "more", [], tmp_path / "same", [token]) == 0
+    assert with_words(tmp_path / "base", [f'Relevant: true\n["{name}"]'], tmp_path / "more") >= 4
+    assert with_words(tmp_path / "more", [], tmp_path / "same") == 0
     many = [" ".join("q" * length for length in range(1, 80))]  # more words than the model has room for
     weights = []
     for folder in ("first", "second"):
@@ -35,7 +34,6 @@ def test_new_words_leave_the_model_unchanged(tmp_path: Path):
         text = f"Question: Who directed {name}?\n<|endoftext|>"
         assert after(text)["input_ids"] == before(text)["input_ids"]
         assert (after.eos_token_id, after.pad_token_id) == (before.eos_token_id, before.pad_token_id)
-        assert len(after(f"{token}{token}")["input_ids"]) == 2 and after.decode(after(token)["input_ids"]) == token
         words = after(f"Relevant: true\n{name}")["input_ids"]
         assert len(words) == len(set(words)) == 6 and min(words[0], words[2]) >= len(before)
     ids = torch.tensor([before(f"Who directed {name}?")["input_ids"]])
