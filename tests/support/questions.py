@@ -22,7 +22,7 @@ ROW = json.dumps(SHAPES["flashrag"][0])
 def compounds(world: World, split: str, count: int) -> list[Question]:
     """Return questions for two or three facts about a film or person each (HANRAG, appendix B.1)."""
     rng, found = random.Random(split), []
-    for subject in rng.sample([name for name, its in world.split.items() if its == split], count):
+    for subject in rng.choices([name for name, its in world.split.items() if its == split], k=count):
         relations = rng.sample(world.relations_of(world.type_of(subject)), rng.choice((2, 3)))
         steps = [step for relation in relations for step in world.follow(subject, (relation,))]
         text = ", and ".join(step.subquery.rstrip("?") for step in steps) + "?"
