@@ -16,12 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rag_train.answers import accurate, contains, rules_of
+from rag_train.data_synth.deeprag.examples import transcript_record
 from rag_train.formats import deeprag, reader
 from rag_train.formats.prompting import few_shot_prompt
 from rag_train.llm.base import LLM, Sampling
 from rag_train.llm.call_log import CallLog
 from rag_train.retrieval.batching import AsyncRetriever
-from rag_train.schema import Decision, GoldStep, LLMCall, Passage, Question, Segment, SFTRecord, Step
+from rag_train.schema import Decision, GoldStep, LLMCall, Passage, Question, SFTRecord, Step
 
 EXAMPLES = 2
 """Worked examples in a prompt that asks for an answer from parametric knowledge."""
@@ -98,7 +99,7 @@ class ColdStart:
             retrieve = rng.random() < self._config.retrieve_share
             subquery = _replaced(gold.subquery, wrong)
             if subquery != gold.subquery:
-                return _record(question, prompt, steps, open_subquery=subquery)
+                return transcript_record(question, prompt, steps, None, "gold", subquery)
             step = (await self._retrieved(gold, question) if retrieve else None) or await self._remembered(
                 log, gold, question
             )
@@ -108,7 +109,7 @@ class ColdStart:
                 wrong[gold.short] = step.answer
             steps.append(step)
         answer = question.answers[0] if len(steps) == len(question.decomposition) and not wrong else None
-        return _record(question, prompt, steps, answer) if steps else None
+        return transcript_record(question, prompt, steps, answer, "gold") if steps else None
 
     async def _retrieved(self, gold: GoldStep, question: Question) -> Step | None:
         """Return the step with passages; None if no passage contains the answer."""
@@ -152,29 +153,6 @@ def _replaced(subquery: str, wrong: Mapping[str, str]) -> str:
     for right, own in wrong.items():
         subquery = re.sub(rf"(?<!\w)(the )?{re.escape(right)}(?!\w)", lambda _, own=own: own, subquery)
     return subquery
-
-
-def _record(
-    question: Question,
-    prompt: str,
-    steps: Sequence[Step],
-    answer: str | None = None,
-    open_subquery: str | None = None,
-) -> SFTRecord:
-    segments = deeprag.render(steps, answer)
-    if open_subquery is not None:
-        segments[-1] = Segment(text=segments[-1].text + deeprag.subquery_line(open_subquery), trained=True)
-    return SFTRecord(
-        id=question.id,
-        prompt=prompt,
-        completion="".join(segment.text for segment in segments),
-        segments=segments,
-        steps=list(steps),
-        answer=answer or "",
-        retrievals=sum(step.decision is Decision.RETRIEVE for step in steps),
-        source="gold",
-        complete=answer is not None,
-    )
 
 
 def _reading(question: Question, name: str, answer: str, passages: Sequence[Passage]) -> SFTRecord:

@@ -13,7 +13,7 @@ from rag_train.data_synth.deeprag.search import Node, SearchResult, leaves, node
 from rag_train.formats import deeprag, reader
 from rag_train.formats.instructions import OURS, Given
 from rag_train.formats.tasks import user_turn
-from rag_train.schema import Decision, Passage, PreferencePair, Question, SFTRecord, Step
+from rag_train.schema import Decision, Passage, PreferencePair, Question, Segment, SFTRecord, Step
 
 PairVariant = Literal["optimal", "all_nodes", "sentence_wise"]
 
@@ -23,16 +23,34 @@ def sft_record(question: Question, prompt: str, result: SearchResult) -> SFTReco
     node = result.best
     if node is None or node.answer is None:
         return None
-    segments = deeprag.render(node.steps, node.answer)
+    return transcript_record(question, prompt, node.steps, node.answer, result.source)
+
+
+def transcript_record(
+    question: Question,
+    prompt: str,
+    steps: Sequence[Step],
+    answer: str | None,
+    source: str,
+    open_subquery: str | None = None,
+) -> SFTRecord:
+    """Make a training example of a transcript, which ends without an answer if ``answer`` is None.
+
+    ``open_subquery`` is a last subquery that nobody answers.
+    """
+    segments = deeprag.render(steps, answer)
+    if open_subquery is not None:
+        segments[-1] = Segment(text=segments[-1].text + deeprag.subquery_line(open_subquery), trained=True)
     return SFTRecord(
         id=question.id,
         prompt=prompt,
         completion="".join(segment.text for segment in segments),
         segments=segments,
-        steps=list(node.steps),
-        answer=node.answer,
-        retrievals=node.retrievals,
-        source=result.source,
+        steps=list(steps),
+        answer=answer or "",
+        retrievals=sum(step.decision is Decision.RETRIEVE for step in steps),
+        source=source,
+        complete=answer is not None,
     )
 
 

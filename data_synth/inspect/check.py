@@ -12,14 +12,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from rag_train.answers import normalize
-from rag_train.data_synth.inspect.records import read_record_file
+from rag_train.data_synth.inspect.records import described, read_record_file
 from rag_train.data_synth.inspect.statistics import Statistics, statistics_of
-from rag_train.data_synth.knowable import strings, unknown, without_instruction
+from rag_train.data_synth.knowable import strings, unknown
 from rag_train.data_synth.leakage import HeldOutQuestions, Leak
 from rag_train.formats import planrag
 from rag_train.formats.deeprag import CONTEXT
-from rag_train.jobs.items import Rejected
 from rag_train.questions.load import load_questions
 from rag_train.schema import Plan, PreferencePair, Question, Record, SFTRecord, Trajectory
 
@@ -106,30 +104,14 @@ def repetitions(records: Mapping[int, Record]) -> Iterator[tuple[str, int]]:
     """Yield (problem, line) for each line that repeats an id, or repeats or contradicts an earlier line."""
     ids: set[Any] = set()
     answers: dict[Any, Any] = {}
-    for line, record in records.items():
-        id, question, answer = _identity(record)
-        if id in ids:
+    for line, said in ((line, described(record)) for line, record in records.items()):
+        if said.key in ids:
             yield "repeats an id", line
-        if question in answers:
-            yield "repeats an earlier line" if answers[question] == answer else "contradicts an earlier line", line
-        ids.add(id)
-        answers.setdefault(question, answer)
-
-
-def _identity(record: Record) -> tuple[Any, Any, Any]:
-    """Return (unique id, question or prompt, answer) of a record."""
-    match record:
-        case SFTRecord():
-            return record.id, (record.task, record.prompt), record.completion
-        case PreferencePair():
-            return record.id, record.prompt, (record.chosen, record.rejected)
-        case Trajectory():
-            return (record.strategy, record.question_id), (record.strategy, record.question), record.answer
-        case Question():
-            return record.id, normalize(record.question), record.answers
-        case Rejected():
-            return (record.id, record.reason, record.text), record, None
-    raise TypeError(type(record))
+        if said.asked in answers:
+            same = answers[said.asked] == said.answer
+            yield "repeats an earlier line" if same else "contradicts an earlier line", line
+        ids.add(said.key)
+        answers.setdefault(said.asked, said.answer)
 
 
 def text_lines(record: Record) -> Iterator[str]:
@@ -137,18 +119,7 @@ def text_lines(record: Record) -> Iterator[str]:
 
     A line of JSON gives each of its strings instead.
     """
-    texts = []
-    match record:
-        case SFTRecord():
-            texts = [
-                without_instruction(record),
-                *(segment.text for segment in record.segments if segment.trained),
-            ]
-        case PreferencePair():
-            texts = [without_instruction(record)]
-        case Trajectory():
-            texts = [record.question, *(step.subquery for step in record.steps)]
-    for line in (line for text in texts for line in text.splitlines()):
+    for line in (line for text in described(record).texts for line in text.splitlines()):
         if line.startswith(("{", "[")):
             yield from strings(line)
         elif not line.startswith(CONTEXT):

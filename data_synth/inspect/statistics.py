@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rag_train.formats.deeprag import decision_snippet
+from rag_train.data_synth.inspect.records import described
 from rag_train.formats.prompting import as_turn
 from rag_train.jobs.items import Rejected
-from rag_train.schema import Decision, PreferencePair, Question, Record, Segment, SFTRecord, Trajectory
+from rag_train.schema import PreferencePair, Question, Record, Segment, SFTRecord, Trajectory
 
 BINS = 12
 """Approximate number of bins in a histogram."""
@@ -41,7 +41,7 @@ class Statistics:
 
     records: int
     groups: dict[str, int]
-    """Number of records by task and outcome (see `task_and_outcome`)."""
+    """Number of records by task and outcome (see `Described`)."""
     unit: str
     lengths: dict[str, int]
     """Minimum, median, 90th and 99th percentile, and maximum."""
@@ -61,34 +61,12 @@ def statistics_of(records: Sequence[Record], tokenizer: Any = None) -> Statistic
     quantiles = {"least": 0.0, "median": 0.5, "90%": 0.9, "99%": 0.99, "greatest": 1.0}
     return Statistics(
         records=len(records),
-        groups=dict(Counter(", ".join(task_and_outcome(record)) for record in records).most_common()),
+        groups=dict(Counter(", ".join(described(record)[:2]) for record in records).most_common()),
         unit="tokens" if tokenizer else "characters",
         lengths={name: lengths[round(q * (len(lengths) - 1))] for name, q in quantiles.items()} if lengths else {},
         histogram=histogram(lengths),
         trained_share=trained / read if trained else None,
     )
-
-
-def task_and_outcome(record: Record) -> tuple[str, str]:
-    """Return (task, outcome) of a record: labels to count and to filter by.
-
-    The outcome is the source of a training example, the preferred decision of a pair, how a trajectory ended, a
-    question's number of hops, or the reason of a rejection.
-    """
-    match record:
-        case SFTRecord():
-            return record.task or "trajectory", record.source
-        case PreferencePair():
-            snippets = {decision_snippet(decision): f"{decision} preferred" for decision in Decision}
-            return "pair", snippets.get(record.chosen, "trajectory preferred")
-        case Trajectory():
-            ended = "failed" if record.error else "no answer" if record.answer is None else "answered"
-            return record.strategy, ended
-        case Question():
-            return record.type or "question", f"{record.hops} hops" if record.hops else "hops unknown"
-        case Rejected():
-            return "rejected", record.reason
-    raise TypeError(type(record))
 
 
 def histogram(lengths: Sequence[int]) -> list[Bin]:

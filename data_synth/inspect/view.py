@@ -13,12 +13,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from rag_train.data_synth.inspect.check import without_instruction
-from rag_train.data_synth.inspect.records import read_record_file
-from rag_train.data_synth.inspect.statistics import task_and_outcome
+from rag_train.data_synth.inspect.records import described, read_record_file
 from rag_train.jobs.files import write_text
-from rag_train.jobs.items import Rejected
-from rag_train.schema import PreferencePair, Question, Record, SFTRecord, Trajectory
 from rag_train.templates import inline, template
 
 
@@ -54,39 +50,13 @@ def write_page(path: Path, output: Path, most: int = 2000) -> Path:
 
 def _items(path: Path) -> Iterator[dict[str, Any]]:
     for line, record in read_record_file(path).records.items():
-        task, outcome = task_and_outcome(record)
+        said = described(record)
         yield {
             "line": line,
             "kind": type(record).__name__,
-            "task": task,
-            "outcome": outcome,
-            "title": _title(record),
-            "question": _question_id(record),
+            "task": said.task,
+            "outcome": said.outcome,
+            "title": said.title,
+            "question": said.question_id,
             "record": record.model_dump(mode="json"),
         }
-
-
-def _question_id(record: Record) -> str:
-    """Return the id of the question that a record was made from, with which the ids of training data begin."""
-    match record:
-        case Trajectory():
-            return record.question_id
-        case Question():
-            return record.id
-        case SFTRecord() | PreferencePair() | Rejected():
-            return record.id.partition("/")[0]
-    raise TypeError(type(record))
-
-
-def _title(record: Record) -> str:
-    """Return the question of a record or of its prompt; else the prompt's first labelled line, or the id."""
-    match record:
-        case Trajectory() | Question():
-            return record.question
-        case SFTRecord() | PreferencePair():
-            lines = [line.partition(": ") for line in without_instruction(record).split("\n")]
-            asked = [text for label, _, text in lines if label in ("Question", "Query")]
-            return [*asked, lines[0][2]][0] or record.id
-        case Rejected():
-            return record.text or record.id
-    raise TypeError(type(record))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rag_train.errors import UserError
 from rag_train.package_files import packaged
@@ -119,12 +119,12 @@ def exit_on_user_error() -> Iterator[None]:
         sys.exit(2)
 
 
-def process_memory(field: str, process: int | Literal["self"] = "self") -> int:
-    """Return a field of /proc/PROCESS/status in bytes: VmRSS is resident memory, VmHWM its peak.
+def process_memory(field: str) -> int:
+    """Return a field of /proc/self/status in bytes: VmRSS is resident memory, VmHWM its peak.
 
     The peak that getrusage tells begins with that of the process that started this process.
     """
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) * 1024
 
 
