@@ -34,7 +34,6 @@ class AsyncRetriever:
 
     Attributes:
         queries: number of queries received.
-        distinct: number of queries searched, that is, neither remembered nor pending.
         batches: number of calls of the retriever.
     """
 
@@ -46,7 +45,7 @@ class AsyncRetriever:
         self.remember = remember
         self.threads = wanted_threads(retriever) if threads is None else threads
         self._pool = ThreadPoolExecutor(self.threads, "search")
-        self.queries = self.distinct = self.batches = 0
+        self.queries = self.batches = 0
         self._remembered: OrderedDict[_Key, list[Passage]] = OrderedDict()
         self._pending: dict[_Key, asyncio.Future[list[Passage]]] = {}
         self._waiting: dict[_Key, None] = {}  # pending queries not yet passed to the retriever, in order
@@ -103,7 +102,6 @@ class AsyncRetriever:
             answer.set_result(self._remembered[key])
             return answer
         if key not in self._pending:
-            self.distinct += 1
             self._pending[key] = asyncio.get_running_loop().create_future()
             self._waiting[key] = None
             if len(self._workers) < self.threads:

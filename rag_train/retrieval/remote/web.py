@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -94,7 +93,7 @@ PROVIDERS = {
 class WebRetriever:
     """A web search. A passage is a result's title and snippet; its id is the address, its score 1 / rank.
 
-    A blank query gets an empty list. So does a query that the provider rejects, which is counted and logged.
+    A blank query gets an empty list. So does a query that the provider rejects, which is logged.
 
     Args:
         provider: a key of `PROVIDERS`.
@@ -102,9 +101,6 @@ class WebRetriever:
         timeout: time limit of an attempt in seconds.
         retries: number of further attempts if the provider is busy or cannot be reached.
         concurrency: maximum number of concurrent queries, over all calls of `search`.
-
-    Attributes:
-        problems: number of rejected queries by reason.
 
     Raises:
         UserError: if the provider is unknown, or if its address or API key is missing.
@@ -125,7 +121,6 @@ class WebRetriever:
         self.retries = retries
         self.threads = concurrency
         self._pool = ThreadPoolExecutor(concurrency)
-        self.problems: Counter[str] = Counter()
         self._client = open_client(timeout, _key_header(self.provider))
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
@@ -139,7 +134,8 @@ class WebRetriever:
             return []
         response = self._send(self.provider.parameters(query, k))
         if response.status_code in _REJECTED:
-            return self._rejected(query, f"status {response.status_code}")
+            _log.warning("%s: status %d; no passages for %r", self.name, response.status_code, query[:200])
+            return []
         try:
             results = parse_json(response.text)
         except (ValueError, RecursionError) as error:
@@ -191,11 +187,6 @@ class WebRetriever:
 
     def _error(self, problem: str) -> ServiceError:
         return ServiceError(f"{self.name}: {self.url}: {problem}; check the address and the network")
-
-    def _rejected(self, query: str, problem: str) -> list[Passage]:
-        self.problems[problem] += 1
-        _log.warning("%s: %s; no passages for %r", self.name, problem, query[:200])
-        return []
 
 
 _NAMES = "|".join(PROVIDERS)

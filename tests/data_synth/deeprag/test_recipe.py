@@ -1,19 +1,15 @@
 """The stages of DeepRAG's data: which questions each takes, and which it leaves for evaluation."""
 
-import asyncio
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.fakes import Found, Says
 from support.paths import ROOT
 from support.synthesis import write
-from support.two_hop import QUESTION
 
 from rag_train.data_synth.inputs import read_questions
-from rag_train.data_synth.methods.deeprag import DeepRAGData, DeepRAGRecipe
+from rag_train.data_synth.methods.deeprag import DeepRAGRecipe
 from rag_train.errors import UserError
 from rag_train.recipe import load_recipe
 from rag_train.schema import Question
@@ -50,12 +46,3 @@ def test_earlier_samples_are_left_out_until_no_question_is_left(questions: Path)
     assert taken.isdisjoint(rest)
     with pytest.raises(UserError, match=r"q.jsonl: no question is left after the samples 7000, 500; draw smaller"):
         read_questions([questions], 10, 3, [7000, 500])
-
-
-def test_questions_that_leak_held_out_ones_are_rejected(tmp_path: Path):
-    places: dict[str, Any] = {"questions": [], "index": "", "model": "", "output": str(tmp_path / "sft.jsonl")}
-    recipe = DeepRAGRecipe(stage="sft", held_out=[write(tmp_path / "held.jsonl", [QUESTION])], **places)
-    other = Question(id="other", question="Who wrote Moby Dick?", answers=["Herman Melville"])
-    llm = Says(" So the final answer is: Herman Melville\n")
-    summary = asyncio.run(DeepRAGData(recipe, [QUESTION, other], llm, Found([])).write())
-    assert summary.rejected == {"held out (text)": 1} and summary.records == 1

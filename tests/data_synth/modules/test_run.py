@@ -16,9 +16,9 @@ from rag_train.data_synth.inputs import check_unique_ids, read_questions
 from rag_train.data_synth.method import synthesize
 from rag_train.data_synth.methods.planrag import PlanRAGData
 from rag_train.data_synth.modules.method import TeacherRecipe
-from rag_train.errors import PromptTooLong, ServiceError, UserError
-from rag_train.jobs.items import OpenItems, Outcome, Summary
-from rag_train.schema import Passage, Question
+from rag_train.errors import PromptTooLong, UserError
+from rag_train.jobs.items import Outcome, Summary
+from rag_train.schema import Question
 from rag_train.worlds.mini.world import World, write_world
 
 
@@ -65,23 +65,6 @@ def made(output: Path, outcome) -> Summary:
     method = PlanRAGData(TeacherRecipe(questions=[], index="", output=str(output)), questions, Found([]))
     method.outcome = outcome
     return asyncio.run(method.write())
-
-
-def test_an_outage_rejects_nothing(tmp_path: Path):
-    """A question whose engine or retriever was down became a finished, rejected item."""
-
-    async def down(question: Question, *_) -> Outcome:
-        if question.id == "q1":
-            raise ServiceError("down")
-        return Outcome([Passage(id=question.id, text="")], {})
-
-    async def up(question: Question, *_) -> Outcome:
-        return Outcome([Passage(id=question.id, text="")], {})
-
-    with pytest.raises(OpenItems, match=r"2 of 3 questions done, 1 open \(down\); give the same command again"):
-        made(tmp_path / "a.jsonl", down)
-    summary = made(tmp_path / "a.jsonl", up)
-    assert (summary.items_done, summary.records, summary.rejected, summary.open) == (1, 3, {}, 0)
 
 
 def test_only_unfit_content_is_rejected(tmp_path: Path):
