@@ -20,13 +20,16 @@ ROW = json.dumps(SHAPES["flashrag"][0])
 
 
 def compounds(world: World, split: str, count: int) -> list[Question]:
-    """Return questions for two or three facts about a film or person each (HANRAG, appendix B.1)."""
-    rng, found = random.Random(split), []
-    for subject in rng.choices([name for name, its in world.split.items() if its == split], k=count):
+    """Return questions that ask for 2 or 3 facts about a film or person (HANRAG, appendix B.1)."""
+    rng = random.Random(f"{world.config.seed}-{split}-compound")
+    subjects = [name for name, its_split in world.split.items() if its_split == split]
+    found: dict[str, Question] = {}
+    while len(found) < count:
+        subject = rng.choice(subjects)
         relations = rng.sample(world.relations_of(world.type_of(subject)), rng.choice((2, 3)))
         steps = [step for relation in relations for step in world.follow(subject, (relation,))]
-        text = ", and ".join(step.subquery.rstrip("?") for step in steps) + "?"
-        id, answer = f"{split}-compound-{len(found)}", " && ".join(step.short for step in steps)
-        question = world._question(text, answer, steps, "compound", [subject])
-        found.append(question.model_copy(update={"id": id}))
-    return found
+        first, *rest = (step.subquery.rstrip("?") for step in steps)
+        text = ", and ".join([first, *(part[0].lower() + part[1:] for part in rest)]) + "?"
+        answer = " && ".join(step.short for step in steps)
+        found.setdefault(text, world._question(text, answer, steps, "compound", [subject]))
+    return [q.model_copy(update={"id": f"{split}-compound-{i}"}) for i, q in enumerate(found.values())]
