@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rag_train.errors import UserError
 from rag_train.package_files import packaged
@@ -42,29 +42,17 @@ def benchmark_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-class Ratio(NamedTuple):
-    """How many times as large one series of measurements is as another: the median, the lowest and the highest."""
-
-    median: float
-    lowest: float
-    highest: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} [{self.lowest:.2f}, {self.highest:.2f}]"
-
-
-def ratio(ours: Sequence[float], others: Sequence[float]) -> Ratio:
-    """Compare two series that were measured in turn, pair by pair."""
-    ratios = [a / b for a, b in zip(ours, others, strict=True)]
-    return Ratio(statistics.median(ratios), min(ratios), max(ratios))
-
-
 def spread(values: Sequence[float], digits: int = 2) -> str:
     """Return the median of repeated measurements as text, with the lowest and the highest."""
     middle, lowest, highest = (
         f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values))
     )
     return middle if len(values) < 2 else f"{middle} [{lowest}, {highest}]"
+
+
+def ratio(ours: Sequence[float], others: Sequence[float]) -> str:
+    """Compare two series that were measured in turn, pair by pair; return the ratios as `spread` does."""
+    return spread([a / b for a, b in zip(ours, others, strict=True)])
 
 
 def in_turn(contestants: Mapping[str, Callable[[], T]], repeats: int, *, warm_up: int = 0) -> dict[str, list[T]]:
@@ -150,21 +138,13 @@ class Recorder:
         return sum(use.prompt_tokens + use.completion_tokens for use in uses)
 
 
-class MiniWorld(NamedTuple):
-    """The mini world of seed 0, the shipped controller, and the multi-hop training questions."""
-
-    world: World
-    model: Path
-    questions: list[Question]
-
-
-def mini_world() -> MiniWorld:
-    """Return the mini world with its controller."""
+def mini_world() -> tuple[World, list[Question]]:
+    """Return the mini world of seed 0, which the `CONTROLLER` knows, and its multi-hop training questions."""
     from rag_train.eval.demo.world import multi_hop
     from rag_train.worlds.mini.world import World, WorldConfig
 
     world = World(WorldConfig())
-    return MiniWorld(world, CONTROLLER, multi_hop(world.questions("train")))
+    return world, multi_hop(world.questions("train"))
 
 
 def free_port() -> int:

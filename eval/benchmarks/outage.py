@@ -30,7 +30,7 @@ from typing import Any
 
 import httpx
 
-from rag_train.eval.benchmarks.harness import benchmark_parser, free_port, mini_world, save
+from rag_train.eval.benchmarks.harness import CONTROLLER, benchmark_parser, free_port, mini_world, save
 from rag_train.jobs.files import write_records
 
 PRELOADED = ("rag_train.llm.transformers", "rag_train.serving.retriever", "rag_train.retrieval.open")
@@ -55,16 +55,16 @@ def main() -> None:
     options = parser.parse_args()
     work = options.work.resolve()
     shutil.rmtree(work, ignore_errors=True)
-    world, model, questions = mini_world()
+    (world, questions), model = mini_world(), CONTROLLER.resolve()
     write_world(world, work / "world")
     write_records(work / "questions.jsonl", questions[: options.questions])
     build_index("bm25", work / "world/corpus.jsonl", work / "index", lambda done: None)
     multiprocessing.set_forkserver_preload(list(PRELOADED))
 
-    calm = evaluate(work / "calm", work, model.resolve(), (0.0, options.seed), {})
+    calm = evaluate(work / "calm", work, model, (0.0, options.seed), {})
     console.print(f"undisturbed: {calm.seconds:.0f} s, {calm.answers}")
     due = {name: kill_points(answered, options.kills) for name, (answered, _) in calm.answers.items()}
-    hurt = evaluate(work / "disturbed", work, model.resolve(), (options.garbled, options.seed), due)
+    hurt = evaluate(work / "disturbed", work, model, (options.garbled, options.seed), due)
     console.print(f"disturbed: {hurt.seconds:.0f} s, {hurt.answers}, kills {dict(hurt.kills)}")
     same, lines = calm.trajectories == hurt.trajectories, hurt.trajectories.splitlines()
     answered = sum(json.loads(line)["error"] is None for line in lines)

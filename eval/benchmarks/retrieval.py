@@ -34,7 +34,6 @@ from typing import Any
 
 from rag_train.errors import UserError
 from rag_train.eval.benchmarks.harness import (
-    Ratio,
     benchmark_parser,
     exit_on_user_error,
     free_port,
@@ -106,7 +105,7 @@ def bench(options: argparse.Namespace, passages: int) -> dict[str, Any]:
         data["sparse"][threads] = against_libraries(options, passages, threads, queries)
         rates, memory, same = data["sparse"][threads].values()
         for name in SPARSE:
-            faster = [] if name == SPARSE[0] else [ratio(rates[SPARSE[0]], rates[name])]
+            faster = "" if name == SPARSE[0] else ratio(rates[SPARSE[0]], rates[name])
             figures = [built[name]["seconds"], *(built[name][key] / 2**20 for key in ("peak", "bytes"))]
             cells = [f"{figure:,.1f}" for figure in (*figures, memory[name] / 2**20)]
             label = f"BM25, {name}, {passages:,}, {threads} thread{'s' * (threads > 1)}"
@@ -118,16 +117,16 @@ def bench(options: argparse.Namespace, passages: int) -> dict[str, Any]:
         ours, other = measured
         data[kind] = measured
         rows += [
-            _row(f"{ours}, {passages:,}", measured[ours], []),
-            _row(f"{other}, {passages:,}", measured[other], [ratio(measured[ours], measured[other])]),
+            _row(f"{ours}, {passages:,}", measured[ours]),
+            _row(f"{other}, {passages:,}", measured[other], ratio(measured[ours], measured[other])),
         ]
     return {"rows": rows, "data": data}
 
 
 def _row(
-    name: str, rates: Sequence[float], faster: Sequence[Ratio], built: Sequence[str] = ("",) * 4, same: str = ""
+    name: str, rates: Sequence[float], faster: str = "", built: Sequence[str] = ("",) * 4, same: str = ""
 ) -> tuple[str, list[str]]:
-    return name, [*built, spread(rates, 0), "".join(map(str, faster)), same]
+    return name, [*built, spread(rates, 0), faster, same]
 
 
 def resampled(real: Sequence[Passage], size: int, seed: int = 0) -> Iterator[Passage]:

@@ -19,7 +19,15 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rag_train.eval.benchmarks.harness import Recorder, benchmark_parser, mini_world, ratio, save, spread
+from rag_train.eval.benchmarks.harness import (
+    CONTROLLER,
+    Recorder,
+    benchmark_parser,
+    mini_world,
+    ratio,
+    save,
+    spread,
+)
 
 if TYPE_CHECKING:
     from rag_train.schema import Question
@@ -48,8 +56,8 @@ def main() -> None:
             [
                 name,
                 spread(rates["together"], 0),
-                str(ratio(rates["together"], rates["batch"])),
-                str(ratio(rates["together"], rates["alone"])) if rates["alone"] else NOTHING,
+                ratio(rates["together"], rates["batch"]),
+                ratio(rates["together"], rates["alone"]) if rates["alone"] else NOTHING,
             ]
             for name, rates in rows.items()
         ],
@@ -62,9 +70,9 @@ async def measure(options: argparse.Namespace) -> dict[str, dict[str, list[float
     from rag_train.llm.vllm import VLLMEngine
     from rag_train.progress import progress
 
-    _, model, questions = mini_world()
+    _, questions = mini_world()
     asked = questions[: options.questions]
-    engine = VLLMEngine.start(str(model), dtype="float32", kv_cache_memory_bytes=2**30)
+    engine = VLLMEngine.start(str(CONTROLLER), dtype="float32", kv_cache_memory_bytes=2**30)
     found: dict[str, dict[str, list[float]]] = {}
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +127,7 @@ def works(folder: Path) -> Iterator[tuple[str, Work]]:
     from rag_train.training.recipe import RLRecipe
     from rag_train.training.rl.rollouts import Rollouts
 
-    world, model, _ = mini_world()
+    world, _ = mini_world()
     bm25, lucene = BM25Index.build(world.corpus()), LuceneIndex.build(world.corpus())
 
     def strategy(name: str) -> Work:
@@ -138,7 +146,7 @@ def works(folder: Path) -> Iterator[tuple[str, Work]]:
 
     def synthesis(llm: Any, asked: Sequence[Question]) -> list[Coroutine[Any, Any, Any]]:
         output = Path(tempfile.mkdtemp(dir=folder)) / "sft.jsonl"
-        places = {"model": str(model), "output": str(output), "index": ""}
+        places = {"model": str(CONTROLLER), "output": str(output), "index": ""}
         recipe = DeepRAGRecipe(stage="sft", questions=[], instructions=False, **places)
         return [DeepRAGData(recipe, list(asked), llm, AsyncRetriever(bm25)).write()]
 

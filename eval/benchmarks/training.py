@@ -89,7 +89,7 @@ def main() -> None:
             row = [f"{name}: {contestant}", spread([run["distinct"] / run["seconds"] for run in own], 0)]
             row += [spread([run["grown"] for run in own]), f"{own[0]['tokens'] / own[0]['distinct']:.2f}"]
             others = [[each["seconds"] for each in runs[of]] for of in (contestant, "tree")]
-            rows.append([*row, str(ratio(*others)) if contestant != "tree" else "", f"{own[0]['loss']:.3f}"])
+            rows.append([*row, ratio(*others) if contestant != "tree" else "", f"{own[0]['loss']:.3f}"])
     table = Table(
         title="Training",
         caption=f"{Path(options.model).name}: the same examples, {options.repeats} runs in turn; tokens of shared "
@@ -116,13 +116,13 @@ def training_sets(model: Path, work: Path, options: argparse.Namespace) -> dict[
     from rag_train.retrieval.index.bm25 import BM25Index
     from rag_train.worlds.mini.vocabulary import with_words
 
-    world, shipped, _ = mini_world()
+    world, _ = mini_world()
     retriever = AsyncRetriever(BM25Index.build(world.corpus()))
     questions = world.questions("train")[: max(1, options.examples // 20)]
     made = asyncio.run(gold_examples(questions, retriever, passages=3))
     every = [record for records in made.values() for record in records]
     records = random.Random(0).sample(every, min(options.examples, len(every)))
-    if model == shipped:  # the mini model's vocabulary has the words of its text only
+    if model == CONTROLLER:  # the mini model's vocabulary has the words of its text only
         with_words(model, (record.prompt + record.completion for record in records), work / "extended")
         model = work / "extended"
     write_records(work / "modules.jsonl", records)
@@ -182,7 +182,7 @@ def trajectories(count: int, passages: int = 8) -> Iterator[SFTRecord]:
 
     ``passages`` is the number of passages of a search; with 8 of them, a trajectory has 330 tokens on average.
     """
-    world, _, questions = mini_world()
+    world, questions = mini_world()
     corpus, rng = list(world.corpus()), random.Random(0)
     for number in range(count):
         question = questions[number % len(questions)]

@@ -155,7 +155,7 @@ def decisions(axes: Any, runs: Shaded, seeds: Sequence[RunSummary]) -> None:
         mark: dict[str, Any] = {"marker": "o", "markersize": 8, "color": shade, "clip_on": False}
         axes.plot([known], [row], markerfacecolor=color("paper"), **mark)
         axes.plot([unknown], [row], **mark)
-    _rows(axes, runs, "%")
+    _rows(axes, runs)
     axes.set_xlim(-3, 103)
 
 
@@ -180,48 +180,31 @@ def reliability(axes: Any, runs: Shaded, seeds: Sequence[RunSummary]) -> None:
     axes.figure.legend(loc="outside lower left", ncols=1)
 
 
-@plot(
-    "Subqueries per question",
-    "Share of questions by number of subqueries.",
-    lambda run: run.steps,
-    height=1.0,
-    row=0.3,
-)
-def subqueries(axes: Any, runs: Shaded, seeds: Sequence[RunSummary]) -> None:
-    _stacked(axes, runs, lambda run: run.subqueries)
-
-
-@plot(
-    "Retrievals per question",
-    "Share of questions by number of retrievals.",
-    lambda run: run.steps,
-    height=1.0,
-    row=0.3,
-)
-def retrievals(axes: Any, runs: Shaded, seeds: Sequence[RunSummary]) -> None:
-    _stacked(axes, runs, lambda run: run.retrieval_counts)
-
-
-def _stacked(axes: Any, runs: Shaded, of: Callable[[RunSummary], dict[int, float]]) -> None:
-    """Draw shares by count as stacked bars; the last shade is of its count and more."""
+def stacked(counts: str, axes: Any, runs: Shaded, seeds: Sequence[RunSummary]) -> None:
+    """Draw shares by count, a field of the runs, as stacked bars; the last shade is of its count and more."""
     most = SHADES - 1
     for row, (run, _) in enumerate(runs):
         shares = [0.0] * SHADES
-        for count, share in of(run).items():
+        for count, share in getattr(run, counts).items():
             shares[min(count, most)] += 100 * share
         for count, end in enumerate(accumulate(shares)):
             label = f"{count}{'+' * (count == most)}" if row == 0 else None
             shade = color(f"s{count}")
             axes.barh(row, shares[count], left=end - shares[count], height=0.6, color=shade, label=label)
-    _rows(axes, runs, "%")
+    _rows(axes, runs)
     axes.set_xlim(0, 100)
     axes.figure.legend(loc="outside lower left", ncols=SHADES)
 
 
-def _rows(axes: Any, runs: Shaded, unit: str) -> None:
-    """Name the rows of a plot, the first run on top."""
+for noun, field in (("subqueries", "subqueries"), ("retrievals", "retrieval_counts")):
+    title, caption = f"{noun.capitalize()} per question", f"Share of questions by number of {noun}."
+    plot(title, caption, lambda run: run.steps, height=1.0, row=0.3)(partial(stacked, field))
+
+
+def _rows(axes: Any, runs: Shaded) -> None:
+    """Name the rows of a plot in percent, the first run on top."""
     axes.set_yticks(range(len(runs)), [short(run.name) for run, _ in runs])
     axes.set_ylim(len(runs) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0, labelcolor=color("ink"))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}{unit}")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}%")
