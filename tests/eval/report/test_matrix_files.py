@@ -16,12 +16,6 @@ from support.matrices import Made
 from rag_train.eval.report.packing import Passages, pack_trajectory
 from rag_train.schema import Decision, Passage, Step, Trajectory
 
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(tmp_path_factory.mktemp("matrix"))
-
-
 texts = st.text(max_size=8)
 steps = st.builds(
     Step,

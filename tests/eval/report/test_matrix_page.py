@@ -15,11 +15,6 @@ from rag_train.eval.metrics.scores import score
 from rag_train.eval.report.matrix import write_matrix_report
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(tmp_path_factory.mktemp("matrix"))
-
-
 @pytest.fixture
 def page(made: Made, browser: Browser) -> Browser:
     """The reloaded page, whose events start with this load."""
