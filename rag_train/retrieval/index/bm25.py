@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import psutil
@@ -187,7 +187,7 @@ class BM25Index(StoredIndex):
         self._engine.unique_token_ids_set = range(len(vocabulary))
 
     @classmethod
-    def load(cls, directory: str | Path) -> BM25Index:
+    def load(cls, directory: str | Path) -> Self:
         """Open a saved index after checking the size and SHA-256 of every file.
 
         Only the vocabulary is read into memory.

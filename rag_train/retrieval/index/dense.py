@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -208,14 +208,10 @@ class DenseIndex(StoredIndex):
         self._flat = _flat(vectors)
 
     @classmethod
-    def load(cls, directory: str | Path, device: str | None = None) -> DenseIndex:
+    def load(cls, directory: str | Path) -> Self:
         """Open a saved index after checking the size and SHA-256 of every file, and the encoder.
 
         Vectors and passages stay on disk until they are used.
-
-        Args:
-            directory: a directory written by `build_dense`.
-            device: device of the encoder.
 
         Raises:
             UserError: if `read_manifest` rejects the directory, if a file's contents are not an index's, if the
@@ -238,7 +234,7 @@ class DenseIndex(StoredIndex):
             raise unreadable(directory, error) from error
         except RuntimeError as error:  # FAISS checks what it reads
             raise inconsistent(directory, _VECTORS) from error
-        encoder = Encoder(config.encoder, device, download=False)
+        encoder = Encoder(config.encoder, download=False)
         if (vectors.ntotal, vectors.d) != (len(passages), encoder.dimension):
             raise inconsistent(directory, _VECTORS)
         other_weights = manifest.encoder_sha256 not in ((), encoder.weights)

@@ -90,7 +90,6 @@ class StoredIndex:
     format: ClassVar[str]
     version: ClassVar[int]
     write: ClassVar[Callable[..., int]]
-    load: ClassVar[Callable[..., Self]]
 
     def __init__(self, passages: PassageStore, corpus_sha256: str, **settings: Any):
         self.passages = passages
@@ -100,6 +99,11 @@ class StoredIndex:
 
     def __len__(self) -> int:
         return len(self.passages)
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Self:
+        """Open a directory that `write` has built. Raises UserError if it is not a whole index of this kind."""
+        raise NotImplementedError
 
     @classmethod
     def build(cls, passages: Iterable[Passage], *settings: Any) -> Self:

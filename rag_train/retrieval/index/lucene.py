@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rag_train.errors import UserError, not_installed
 from rag_train.retrieval.base import check_number
@@ -160,7 +160,7 @@ class LuceneIndex(StoredIndex):
         self._words = Words(language)
 
     @classmethod
-    def load(cls, directory: str | Path) -> LuceneIndex:
+    def load(cls, directory: str | Path) -> Self:
         """Open a saved index, which stays on disk, after checking the size and SHA-256 of every file.
 
         Raises:
