@@ -18,6 +18,7 @@ import sqlite3
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
@@ -114,8 +115,9 @@ def share(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
+@cache
 def load_atlas() -> Atlas:
-    """Read the facts from the packages. Raises UserError if a package is not installed."""
+    """Read the facts from the packages, once for a process. Raises UserError if a package is not installed."""
     try:
         import airportsdata
         import countryinfo

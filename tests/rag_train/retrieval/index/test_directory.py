@@ -21,7 +21,7 @@ OLD = [Passage(id=str(i), text=f"old words {i}") for i in range(3)]
 NEW = [Passage(id=str(i), text=f"new words {i}") for i in range(5)]
 BUILDS: dict[str, Callable[[list[Passage], Path], object]] = {
     "bm25": lambda passages, directory: build_bm25(passages, directory, shard=2),
-    "lucene": lambda passages, directory: build_lucene(passages, directory, shard=2),
+    "lucene": lambda passages, directory: build_lucene(passages, directory, shard=3),
 }
 
 
