@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
+from typing import TypeVar
 
 from rag_train.jobs.files import write_records
 from rag_train.schema import GoldStep, Question
@@ -13,6 +14,7 @@ from rag_train.worlds.atlas.facts import SHARES, Atlas, Entity, Split, Value, lo
 from rag_train.worlds.atlas.passages import corpus, is_mentioned
 from rag_train.worlds.atlas.wordings import CHAINS, COMPARISONS, RELATIONS, Comparison, Relation
 
+T = TypeVar("T")
 SIZES: dict[Split, int] = {"train": 4500, "dev": 400, "test": 1200}
 """Questions of each split, compound ones included."""
 COMPARED, COMPOUND = 0.2, 0.1
@@ -64,18 +66,29 @@ def home(atlas: Atlas, entity: Entity) -> Entity:
     return entity
 
 
-def follow(atlas: Atlas, entity: Entity, chain: Iterable[str]) -> list[GoldStep] | None:
-    """Return the hops from ``entity`` along ``chain``; None if a fact is missing or leaves the entity's split."""
-    steps: list[GoldStep] = []
+Hop = tuple[Entity, str, Value]
+"""Subject, relation and object."""
+
+
+def _follow(atlas: Atlas, entity: Entity, chain: Iterable[str]) -> list[Hop]:
+    """The hops from ``entity`` along ``chain``; none if a fact is missing or leaves the entity's split."""
+    hops: list[Hop] = []
     subject: Entity | None = entity
     for relation in chain:
         if subject is None or subject.split != entity.split or (subject.id, relation) not in atlas.facts:
-            return None
+            return []
         value = atlas.facts[subject.id, relation]
-        following = atlas.entities[value.entity] if value.entity else None
-        stated = following.phrase if following else value.text
-        wording = RELATIONS[subject.kind, relation].statements[0]
-        sentence = wording.format(x=subject.phrase, v=stated)
+        hops.append((subject, relation, value))
+        subject = atlas.entities[value.entity] if value.entity else None
+    return hops
+
+
+def _steps(atlas: Atlas, hops: Iterable[Hop]) -> list[GoldStep]:
+    """The hops as annotations."""
+    steps = []
+    for subject, relation, value in hops:
+        stated = atlas.entities[value.entity].phrase if value.entity else value.text
+        sentence = RELATIONS[subject.kind, relation].statements[0].format(x=subject.phrase, v=stated)
         steps.append(
             GoldStep(
                 subquery=subquery(atlas, subject.id, relation),
@@ -85,27 +98,16 @@ def follow(atlas: Atlas, entity: Entity, chain: Iterable[str]) -> list[GoldStep]
                 value=value.text,
             )
         )
-        subject = following
     return steps
 
 
-def _end(atlas: Atlas, entity: Entity, chain: tuple[str, ...]) -> Value:
-    """The object at the end of a chain that can be followed."""
-    value, subject = Value(""), entity
-    for relation in chain:
-        value = atlas.facts[subject.id, relation]
-        subject = atlas.entities.get(value.entity or "", subject)
-    return value
-
-
-def _worded(atlas: Atlas, entity: Entity, chain: tuple[str, ...], split: Split, rng: random.Random) -> str:
-    """The question that asks for the end of a chain, the earlier hops nested in it as noun phrases."""
-    subject, phrase = entity, entity.phrase
-    for relation in chain[:-1]:
+def _worded(hops: list[Hop], split: Split, rng: random.Random) -> str:
+    """The question that asks for the object of the last hop, the earlier hops nested in it as noun phrases."""
+    phrase = hops[0][0].phrase
+    for subject, relation, _ in hops[:-1]:
         phrase = RELATIONS[subject.kind, relation].noun.format(x=phrase)
-        subject = atlas.entities[atlas.facts[subject.id, relation].entity or ""]
-    last = RELATIONS[subject.kind, chain[-1]]
-    return _wording(last, split, rng).format(x=phrase)
+    subject, relation, _ = hops[-1]
+    return _wording(RELATIONS[subject.kind, relation], split, rng).format(x=phrase)
 
 
 def _wording(worded: Relation | Comparison, split: Split, rng: random.Random) -> str:
@@ -115,65 +117,64 @@ def _wording(worded: Relation | Comparison, split: Split, rng: random.Random) ->
 
 def _chains(atlas: Atlas, split: Split, rng: random.Random, count: int) -> list[Question]:
     """Questions along chains, drawn from each chain in turn until there are ``count``."""
-    pools: list[list[Question]] = []
+    pools: list[list[tuple[str, list[Hop]]]] = []
     for kind, chain in CHAINS:
-        by_country: dict[str, list[Question]] = {}
+        by_country: dict[str, list[tuple[str, list[Hop]]]] = {}
         for entity in atlas.of_kind(kind, split):
-            if steps := follow(atlas, entity, chain):
-                text = _worded(atlas, entity, chain, split, rng)
-                answers = _end(atlas, entity, chain).answers
-                question = _question(text, answers, steps, "single" if len(chain) == 1 else "chain")
-                by_country.setdefault(home(atlas, entity).id, []).append(question)
+            if hops := _follow(atlas, entity, chain):
+                by_country.setdefault(home(atlas, entity).id, []).append((_worded(hops, split, rng), hops))
         countries = list(by_country.values())
         rng.shuffle(countries)
-        for questions in countries:
-            rng.shuffle(questions)
+        for worded in countries:
+            rng.shuffle(worded)
         pools.append(_in_turn(countries))
-    return _in_turn(pools)[:count]
+    return [
+        _question(text, hops[-1][2].answers, _steps(atlas, hops), "single" if len(hops) == 1 else "chain")
+        for text, hops in _in_turn(pools)[:count]
+    ]
 
 
-def _in_turn(pools: list[list[Question]]) -> list[Question]:
-    """The first question of each pool, then the second of each that has one, and so on."""
-    return [question for turn in zip_longest(*pools) for question in turn if question]
+def _in_turn(pools: list[list[T]]) -> list[T]:
+    """The first item of each pool, then the second of each that has one, and so on."""
+    return [item for turn in zip_longest(*pools) for item in turn if item]
 
 
 def _comparisons(atlas: Atlas, split: Split, rng: random.Random, count: int) -> list[Question]:
-    def candidates(comparison: Comparison) -> list[tuple[Entity, list[GoldStep], Value]]:
-        followed = ((e, follow(atlas, e, comparison.chain)) for e in atlas.of_kind(comparison.kind, split))
-        return [(e, steps, _end(atlas, e, comparison.chain)) for e, steps in followed if steps]
-
-    pools = [candidates(comparison) for comparison in COMPARISONS]
-    usable = [(comparison, pool) for comparison, pool in zip(COMPARISONS, pools, strict=True) if len(pool) > 1]
+    pools = [[_follow(atlas, e, c.chain) for e in atlas.of_kind(c.kind, split)] for c in COMPARISONS]
+    pairs = zip(COMPARISONS, ([hops for hops in pool if hops] for pool in pools), strict=True)
+    usable = [(comparison, pool) for comparison, pool in pairs if len(pool) > 1]
     found: dict[str, Question] = {}
     for attempt in range(count * 50):
         if len(found) == count:
             break
         comparison, pool = usable[attempt % len(usable)]
-        if question := _comparison(comparison, pool, split, rng):
+        if question := _comparison(atlas, comparison, pool, split, rng):
             found.setdefault(question.question, question)
     return list(found.values())
 
 
 def _comparison(
-    comparison: Comparison, pool: list[tuple[Entity, list[GoldStep], Value]], split: Split, rng: random.Random
+    atlas: Atlas, comparison: Comparison, pool: list[list[Hop]], split: Split, rng: random.Random
 ) -> Question | None:
-    """A question about two entities of ``pool``; None if the draw has no answer."""
-    first, first_steps, first_value = rng.choice(pool)
+    """A question about two entities, from which the hops of ``pool`` start; None if the draw has no answer."""
+    one = rng.choice(pool)
     if comparison.answer == "same":
         same = rng.random() < 0.5
-        pool = [candidate for candidate in pool if (candidate[2].text == first_value.text) == same]
-    second, second_steps, second_value = rng.choice(pool) if pool else (first, first_steps, first_value)
+        pool = [hops for hops in pool if (hops[-1][2].text == one[-1][2].text) == same]
+    other = rng.choice(pool) if pool else one
+    (first, *_), (second, *_) = one[0], other[0]
+    value, second_value = one[-1][2], other[-1][2]
     if first == second:
         return None
     if comparison.answer == "same":
-        kind, answer = "yes/no", "yes" if first_value.text == second_value.text else "no"
-    elif first_value.number is None or second_value.number is None or first_value.number == second_value.number:
+        kind, answer = "yes/no", "yes" if value.text == second_value.text else "no"
+    elif value.number is None or second_value.number is None or value.number == second_value.number:
         return None
     else:
-        first_wins = (first_value.number > second_value.number) == (comparison.answer == "larger")
+        first_wins = (value.number > second_value.number) == (comparison.answer == "larger")
         kind, answer = "comparison", (first if first_wins else second).name
     text = _wording(comparison, split, rng).format(x=first.phrase, y=second.phrase)
-    return _question(text, [answer], first_steps + second_steps, kind)
+    return _question(text, [answer], _steps(atlas, one + other), kind)
 
 
 def _compounds(atlas: Atlas, split: Split, rng: random.Random, count: int) -> list[Question]:
@@ -181,9 +182,9 @@ def _compounds(atlas: Atlas, split: Split, rng: random.Random, count: int) -> li
     singles = [(entity, relation) for kind, relation in RELATIONS for entity in atlas.of_kind(kind, split)]
     found: dict[str, Question] = {}
     while singles and len(found) < count:
-        parts = [follow(atlas, entity, (relation,)) for entity, relation in rng.sample(singles, 2)]
-        steps = [step for part in parts if part for step in part]
-        if len(steps) == 2:
+        parts = [_follow(atlas, entity, (relation,)) for entity, relation in rng.sample(singles, 2)]
+        if all(parts):
+            steps = _steps(atlas, parts[0] + parts[1])
             first, second = (step.subquery.rstrip("?") for step in steps)
             text = f"{first}, and {second[0].lower()}{second[1:]}?"
             answer = " && ".join(step.short for step in steps)
