@@ -199,7 +199,7 @@ def open_passages(directory: Path, passages: int) -> PassageStore:
     offsets = load_array(directory, OFFSETS, np.dtype(np.int64))
     if len(offsets) != passages + 1 or not rising(offsets, path.stat().st_size):
         raise inconsistent(directory, OFFSETS)
-    return PassageStore(_Lines(path), offsets)
+    return PassageStore(path, offsets)
 
 
 def load_array(directory: Path, name: str, dtype: np.dtype, dimensions: int = 1) -> np.ndarray:
@@ -221,16 +221,6 @@ def load_array(directory: Path, name: str, dtype: np.dtype, dimensions: int = 1)
 def rising(starts: np.ndarray, end: int) -> bool:
     """Return whether ``starts`` begins with 0, never falls, and ends with ``end``."""
     return bool(len(starts) and starts[0] == 0 and starts[-1] == end and (starts[1:] >= starts[:-1]).all())
-
-
-class _Lines:
-    """A file that can be sliced like bytes. It is not mapped: each read would map 16 pages that stay in memory."""
-
-    def __init__(self, path: Path):
-        self._file = path.open("rb")
-
-    def __getitem__(self, at: slice) -> bytes:
-        return os.pread(self._file.fileno(), at.stop - at.start, at.start)
 
 
 @contextmanager
