@@ -17,10 +17,10 @@ from rag_train.eval.report.matrix import write_matrix_report
 
 @pytest.fixture
 def page(made: Made, browser: Browser) -> Browser:
-    """The reloaded page, whose events start with this load."""
+    """The page, whose events start with its load."""
     browser.resize(1200, 900)
     browser.scheme("light")
-    show(browser, made)
+    browser.open("about:blank")
     browser.events.clear()
     show(browser, made)
     return browser
