@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from support.fakes import Found, Says, completion
 from support.hostile import HostileModel
+from support.paths import ROOT
 
 from rag_train.formats import deeprag, search_r1
 from rag_train.llm.base import Abilities, Completion, Sampling
@@ -195,6 +196,9 @@ def test_a_strategy_makes_the_calls_of_its_method(name: str, monkeypatch: pytest
     got = answer(spec, monkeypatch)
     assert Counter(call.module for call in got.calls) == Counter(OWN[name][0]), OWN[name][1]
     assert got.answer and not got.asked_again
+    page = (ROOT / "docs/site/explanation/methods/baselines.md").read_text(encoding="utf-8")
+    stated = f"\n| `{name}` | {got.retrievals} | {len(got.calls)} | " in page
+    assert stated == (f"{{: #{name} }}" in page)
 
 
 @pytest.mark.parametrize(
