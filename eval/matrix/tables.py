@@ -194,8 +194,8 @@ def gain_table(runs: Sequence[RunSummary]) -> Table:
     """Return the information gain by depth (PlanRAG, Table 6)."""
     return Table(
         title="Information gain",
-        caption="Mean grade from 0 to 10 that a language model gives the subqueries of a plan up to a depth; it does "
-        "not see their answers. Plans: those that reach the depth; graded: those of them that the model graded.",
+        caption="Mean grade from 0 to 10 that a language model gives the subqueries of a plan up to a depth; it "
+        "does not see their answers. Plans: those that reach the depth; graded: those of them with a grade.",
         columns=["Strategy", "Depth", "Plans", "Graded", "Gain"],
         rows=[
             [

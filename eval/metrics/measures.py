@@ -102,10 +102,11 @@ def depth(trajectory: Trajectory) -> int:
 
 
 WH_WORDS = frozenset(("what", "when", "where", "which", "who", "whom", "whose", "why", "how"))
-PRONOUNS = frozenset(
-    "i me my mine myself you your yours yourself yourselves he him his himself she her hers herself it its itself "
-    "we us our ours ourselves they them their theirs themselves".split()
-)
+_PRONOUNS = """
+i me my mine myself you your yours yourself yourselves he him his himself she her hers herself it its itself we us
+our ours ourselves they them their theirs themselves
+"""
+PRONOUNS = frozenset(_PRONOUNS.split())
 CONJUNCTIONS = frozenset(("and", "or"))
 
 

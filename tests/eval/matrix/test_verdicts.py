@@ -16,11 +16,11 @@ from rag_train.errors import Refused, UserError
 from rag_train.eval.matrix.cell import CellName, load_matrix
 from rag_train.eval.matrix.store import read_cell, warnings, write_cell, write_matrix
 from rag_train.eval.matrix.verdicts import JudgeReply, ask_judge, judge_matrix
+from rag_train.formats.instructions import Instructions
 from rag_train.jobs.files import read_records
 from rag_train.jobs.items import OpenItems
 from rag_train.llm.base import EngineError
 from rag_train.llm.engines import EngineConfig
-from rag_train.formats.instructions import Instructions
 from rag_train.llm_judge import JudgeInput
 from rag_train.schema import Plan, PlanNode, Trajectory
 
