@@ -57,10 +57,17 @@ def text_of(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
+_FIRST = ("title", "fact", "relation")
+"""The fields of the Hub's records in the order of the released lists; what is left comes last."""
+
+
 def pairs(value: Any) -> list[Any]:
-    """Return a list of lists; the Hub has a record of lists, or the list as a text, in its place."""
+    """Return a list of lists; the Hub has a record of lists, in any order, or the list as a text, in its place."""
     value = written_value(value) if isinstance(value, str) else value
-    return [list(pair) for pair in zip(*value.values(), strict=True)] if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        return value
+    names = sorted(value, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+    return [list(pair) for pair in zip(*(value[name] for name in names), strict=True)]
 
 
 def records(value: Any) -> list[dict[str, Any]]:

@@ -284,7 +284,8 @@ def test_requests_that_do_not_arrive_are_ended(monkeypatch: pytest.MonkeyPatch) 
         for sent in (b"", b"\r\n\r\n", b"POST /sea", b"POST /search HTTP/1.1\r\nHost: x\r\n"):
             with socket.create_connection((host, int(port)), timeout=60) as sock:
                 sock.sendall(sent)
-                assert sock.makefile("rb").read() == b""
+                # Without httptools, uvicorn calls some of these an invalid request before it closes the connection.
+                assert sock.makefile("rb").readline() in (b"", b"HTTP/1.1 400 Bad Request\r\n")
 
 
 @pytest.mark.slow

@@ -284,6 +284,7 @@ def test_log_probabilities_are_those_of_a_forward_pass(flan: Path):
 
 
 def test_choices_and_json_are_decoded_under_guidance(flan: Path):
+    pytest.importorskip("xgrammar", reason="xgrammar is not installed; install the extra cpu")
     engine = TransformersEngine.start(str(flan / "signs"), dtype="float32")
     assert not engine.abilities.continues and not engine.abilities.attention
     sampling = {"temperature": 2.0, "seed": 3, "max_tokens": 200}
@@ -297,6 +298,7 @@ def test_choices_and_json_are_decoded_under_guidance(flan: Path):
 
 
 def test_json_is_refused_with_a_tokenizer_that_has_no_braces(flan: Path):
+    pytest.importorskip("xgrammar", reason="xgrammar is not installed; install the extra cpu")
     engine = TransformersEngine.start(str(flan / "model"), dtype="float32")
     with pytest.raises(UserError, match=r"model model: its tokenizer cannot write \{\}, which JSON needs"):
         complete(engine, ["x"], json_schema="{}")

@@ -57,9 +57,9 @@ def gguf_file(path: Path, kind: str, adds: bool | None) -> Path:
         writer.add_token_scores([float(-i) for i in range(len(tokens))])
         writer.add_unk_token_id(2)
     else:
-        tokens = ["<bos>", "<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
-        writer.add_token_types([3, 3, *[1] * 257])
-        writer.add_token_merges(["a b"])
+        tokens = ["<bos>", "<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "cd"]
+        writer.add_token_types([3, 3, *[1] * 258])
+        writer.add_token_merges(["a b", "c d"])  # transformers 5.16 cannot read a single one
     writer.add_token_list(tokens)
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
