@@ -220,7 +220,8 @@ def build(name: str, corpus: Path, size: int, work: Path) -> None:
 
         words, index, kept = Words("english"), bm25s.BM25(backend="numba"), list(passages)
         index.index([words(indexed_text(passage)) for passage in kept], show_progress=False)
-        index.save(directory, corpus=[passage.model_dump(exclude_none=True) for passage in kept])
+        rows = (passage.model_dump(exclude_none=True) for passage in kept)
+        index.save(directory, corpus=rows, show_progress=False)
     seconds, peak = time.perf_counter() - start, process_memory("VmHWM") - before
     size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     print(json.dumps({"seconds": seconds, "peak": peak, "bytes": size}), flush=True)
